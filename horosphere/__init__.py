@@ -1,0 +1,1 @@
+"""horosphere: geometry-first manifolds for PyTorch."""
