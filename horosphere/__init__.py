@@ -1,1 +1,57 @@
-"""horosphere: geometry-first manifolds for PyTorch."""
+"""horosphere: geometry-first manifolds for PyTorch.
+
+Manifolds whose distances hold to the last promised digit, Riemannian optimizers, and graph embeddings. ``kappa`` is the
+signed sectional curvature everywhere.
+"""
+
+import importlib
+
+from horosphere import manifolds, optim
+from horosphere.manifolds import (
+    Chord,
+    Euclidean,
+    Lorentz,
+    Neighbors,
+    PoincareBall,
+    Product,
+    Scaled,
+    Sphere,
+    Stereographic,
+    cdist,
+    chord_of,
+    knn,
+)
+
+__version__ = "0.1.0"
+_LAZY = ("data", "embedding", "testing")
+
+__all__ = [
+    "Chord",
+    "Euclidean",
+    "Lorentz",
+    "Neighbors",
+    "PoincareBall",
+    "Product",
+    "Scaled",
+    "Sphere",
+    "Stereographic",
+    "cdist",
+    "chord_of",
+    "data",
+    "embedding",
+    "knn",
+    "manifolds",
+    "optim",
+    "testing",
+]
+
+
+def __getattr__(name: str):
+    # scikit-learn, networkx and hypothesis take seconds to import: only whoever names these packages pays
+    if name in _LAZY:
+        return importlib.import_module(f"horosphere.{name}")
+    raise AttributeError(f"module 'horosphere' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)

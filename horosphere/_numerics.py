@@ -1,0 +1,219 @@
+"""Scalar functions of curved geometry and every numerical constant of the library.
+
+All functions are smooth through zero curvature and zero argument in the sense that matters for training: value, gradient
+and second derivative are finite there. They are written on the *square* of the usual argument (``s = kappa r^2``), in which
+sin, cos, tan and the squared arc are analytic, so one code serves positive, zero and negative curvature.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# |kappa u| up to which arc2 is summed as a series; its 15 terms reach float64 there, (1/16)^15 < 2^-53
+# (MATHS: a_n = 2 / (n^2 C(2n, n))).
+ARC_SERIES_BOUND = 0.25
+ARC_SERIES = tuple(2.0 / (n * n * math.comb(2 * n, n)) for n in range(1, 16))
+# |s| up to which sin(sqrt s)/sqrt s and cos(sqrt s) are summed; 10 terms leave 1 / 21! < 2^-65.
+TRIG_SERIES_BOUND = 1.0
+SIN_SERIES = tuple((-1.0) ** n / math.factorial(2 * n + 1) for n in range(10))
+COS_SERIES = tuple((-1.0) ** n / math.factorial(2 * n) for n in range(10))
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number: 2^-24 for float32, 2^-53 for float64."""
+    return torch.finfo(dtype).eps / 2
+
+
+def ball_margin(dtype: torch.dtype) -> float:
+    """Points of a ball are kept at ``sqrt|kappa| |x| <= 1 - margin``.
+
+    The coordinates and the factor that rescales them are each rounded once, which moves the norm by at most 1.5 eps;
+    4 eps keep it strictly inside. Distance to the origin at the cap: 15.2 in float32, 35.4 in float64, for kappa = -1.
+    """
+    return 4 * torch.finfo(dtype).eps
+
+
+def hyperboloid_max_radius(dtype: torch.dtype) -> float:
+    """Largest hyperbolic radius, in units of 1/sqrt|kappa|: 42.4 in float32 and bfloat16, 88 in float64, 3.5 in float16.
+
+    log sqrt(max) - 2 keeps the product of two time coordinates finite; 88 keeps everything finite that an exponential
+    map in float64 forms on the way, cosh(2 * 88) sinh(88) and its square.
+    """
+    return min(0.5 * math.log(torch.finfo(dtype).max) - 2.0, 88.0)
+
+
+def antipode_floor(dtype: torch.dtype) -> float:
+    """cos^2 of half the angle below which two points count as antipodal: gradient 0 there, slope <= 1/sqrt(floor) outside."""
+    return 4 * torch.finfo(dtype).eps ** 2
+
+
+def promised_tolerance(dtype: torch.dtype) -> float:
+    """Relative error of a distance promised by precision "exact" and "auto"."""
+    return 1e-12 if dtype == torch.float64 else 1e-5
+
+
+# Smallest |kappa| kept by a model whose curvature must keep its sign (the ball, the sphere, the hyperboloid): radius 1e4.
+MIN_ABS_KAPPA = 1e-8
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which maps and exact distances are worked: always float64."""
+    if not dtype.is_floating_point:
+        raise TypeError(f"points must be floating point tensors, got {dtype}; convert them with .to(torch.float32)")
+    return torch.float64
+
+
+def fast_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which matrix products run: the input's own, half precision in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    out = x * coefficients[-1] + coefficients[-2]
+    for c in reversed(coefficients[:-2]):
+        out = out * x + c
+    return out
+
+
+def safe_sqrt(x: Tensor) -> Tensor:
+    """sqrt(x) for x >= 0 whose gradient at 0 is 0 rather than infinite."""
+    positive = x > 0
+    return torch.where(positive, torch.sqrt(torch.where(positive, x, 1.0)), torch.zeros_like(x) + 0 * x.detach())
+
+
+def sign_of(kappa: float | Tensor) -> int | None:
+    """-1, 0 or 1 for a number; None for a tensor, whose sign may change while it is learned."""
+    if isinstance(kappa, Tensor):
+        return None
+    return (kappa > 0) - (kappa < 0)
+
+
+def arc2(u: Tensor, kappa: float | Tensor, complement: Tensor | None = None, sign: int | None = None) -> Tensor:
+    r"""Squared geodesic distance of two points whose straight chord has the square ``u``.
+
+    .. math::
+        \mathrm{arc2}(u, \kappa) = \frac{4}{\kappa}\,\mathrm{asin}\Big(\frac{\sqrt{\kappa u}}{2}\Big)^2
+        = u \sum_{n \ge 1} \frac{2 (\kappa u)^{n-1}}{n^2 \binom{2n}{n}}
+
+    with asinh and |kappa| for negative curvature.
+
+    Args:
+        u: squared chord, >= 0, any shape.
+        kappa: signed sectional curvature, broadcastable to ``u``.
+        complement: ``1 - kappa u / 4`` where the caller knows it better than this subtraction does; decides the value
+            past a quarter turn (antipodes on positive curvature).
+        sign: the sign of ``kappa`` where it is known although ``kappa`` is a tensor.
+
+    At the antipode (complement below :func:`antipode_floor`) the gradient is defined as 0.
+    """
+    sign = sign_of(kappa) if sign is None else sign
+    if sign == 0:
+        return u
+    x = kappa * u
+    small = x.abs() <= ARC_SERIES_BOUND
+    series = u * _polynomial(torch.where(small, x, 0.0), ARC_SERIES)
+    if sign == -1:
+        large = torch.where(small, -1.0, x)
+        out = 4 * torch.asinh(torch.sqrt(-large) / 2) ** 2 / -large * u
+        # u = inf, a point on the boundary of the ball, is infinitely far: 0 * inf must not make it NaN
+        out = torch.where(torch.isinf(u), u, out)
+        return torch.where(small, series, out)
+
+    quarter = (1 - x / 4) if complement is None else complement
+    floor = antipode_floor(u.dtype)
+    antipodal = (x > 0) & (quarter <= floor)
+    far = (x > 2) & ~antipodal
+    large = torch.where(small | far | antipodal, 1.0, x)
+    positive = torch.where(large > 0, large, 1.0)
+    out = 4 * torch.asin(torch.sqrt(positive.clamp(max=4.0)) / 2) ** 2 / positive
+    if sign is None:
+        negative = torch.where(large > 0, -1.0, large)
+        out = torch.where(large > 0, out, 4 * torch.asinh(torch.sqrt(-negative) / 2) ** 2 / -negative)
+    out = torch.where(small, series, out * u)
+    # past a quarter turn the angle is measured from the antipode: there sin^2 is flat and cos^2 is not
+    k = torch.where(far | antipodal, kappa * torch.ones_like(u), 1.0)
+    rest = torch.asin(torch.sqrt(torch.where(far, quarter, 0.5).clamp(max=1.0)))
+    out = torch.where(far, (math.pi - 2 * rest) ** 2 / k, out)
+    limit = (math.pi - 2 * torch.sqrt(quarter.clamp(min=0.0))) ** 2 / k
+    return torch.where(antipodal, limit.detach(), out)
+
+
+def arc_factor(x: Tensor) -> Tensor:
+    """``arc2(u, kappa) / u`` as a function of ``x = kappa u`` alone; 1 at 0, analytic for x < 4."""
+    small = x.abs() <= ARC_SERIES_BOUND
+    series = _polynomial(torch.where(small, x, 0.0), ARC_SERIES)
+    positive = torch.where(small | (x < 0), 1.0, x).clamp(max=4.0)
+    negative = torch.where(small | (x > 0), 1.0, -x)
+    up = 4 * torch.asin(torch.sqrt(positive) / 2) ** 2 / positive
+    down = 4 * torch.asinh(torch.sqrt(negative) / 2) ** 2 / negative
+    return torch.where(small, series, torch.where(x > 0, up, down))
+
+
+def sin_cos(s: Tensor) -> tuple[Tensor, Tensor]:
+    """``sin(r)/r`` and ``cos(r)`` for ``s = r^2 >= 0``, ``sinh(r)/r`` and ``cosh(r)`` for ``s = -r^2 < 0``."""
+    small = s.abs() <= TRIG_SERIES_BOUND
+    inside = torch.where(small, s, 0.0)
+    r_up = torch.sqrt(torch.where(small | (s < 0), 1.0, s))
+    r_down = torch.sqrt(torch.where(small | (s > 0), 1.0, -s))
+    up = s > 0
+    sine = torch.where(up, torch.sin(r_up) / r_up, torch.sinh(r_down) / r_down)
+    cosine = torch.where(up, torch.cos(r_up), torch.cosh(r_down))
+    return (
+        torch.where(small, _polynomial(inside, SIN_SERIES), sine),
+        torch.where(small, _polynomial(inside, COS_SERIES), cosine),
+    )
+
+
+def tanh_ratio(s: Tensor) -> Tensor:
+    """``tanh(r)/r`` for ``s = -r^2 <= 0``; never overflows."""
+    small = s.abs() <= TRIG_SERIES_BOUND
+    inside = torch.where(small, s, 0.0)
+    r = torch.sqrt(torch.where(small, 1.0, -s))
+    return torch.where(small, _polynomial(inside, SIN_SERIES) / _polynomial(inside, COS_SERIES), torch.tanh(r) / r)
+
+
+def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    total = a + b
+    bb = total - a
+    return total, (a - (total - bb)) + (b - bb)
+
+
+def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def split(v):
+        scaled = 134217729.0 * v  # 2^27 + 1 (Veltkamp): torch has no fused multiply-add to ask for
+        high = scaled - (scaled - v)
+        return high, v - high
+
+    product = a * b
+    (ah, al), (bh, bl) = split(a), split(b)
+    return product, ((ah * bh - product) + ah * bl + al * bh) + al * bl
+
+
+def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None) -> Tensor:
+    r"""``1 + kappa |x|^2`` over the last dimension (kept), in float64, without the cancellation near the rim of a ball.
+
+    Sums and products are carried in two float64 numbers (Dekker's and Knuth's error-free transformations), so the result
+    has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. The derivative is that of the plain formula.
+    """
+    plain = 1 + kappa * (x * x).sum(-1, keepdim=True)
+    sign = sign_of(kappa) if sign is None else sign
+    if sign in (0, 1):
+        return plain
+    with torch.no_grad():
+        value = x.detach()
+        total, error = _two_product(value, value)
+        error = error.sum(-1, keepdim=True)
+        while total.shape[-1] > 1:  # pairwise tree: log2(D) vectorised steps
+            if total.shape[-1] % 2:
+                total = torch.cat((total, torch.zeros_like(total[..., :1])), -1)
+            total, rest = _two_sum(total[..., 0::2], total[..., 1::2])
+            error = error + rest.sum(-1, keepdim=True)
+        k = kappa.detach() if isinstance(kappa, Tensor) else torch.full_like(total, kappa)
+        scaled, scaled_error = _two_product(k * torch.ones_like(total), total)
+        head, tail = _two_sum(torch.ones_like(scaled), scaled)
+        exact = head + (tail + scaled_error + k * error)
+        correction = exact - plain.detach()
+    return plain + correction

@@ -1,0 +1,1 @@
+"""The plain forms: readable, differentiable, the truth."""

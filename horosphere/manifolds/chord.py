@@ -1,0 +1,83 @@
+"""What a manifold tells the rest of the library about its points: how they turn into straight chords.
+
+The geodesic distance of every space here is a function of the straight chord between features alone,
+
+    s_ij = <f_i, f_i>_J + <f_j, f_j>_J - 2 <f_i, f_j>_J,    u_ij = w_i w_j s_ij,    d_ij^2 = arc2(u_ij, kappa),
+
+so distance matrices, attention, memory and routing are written once, over :class:`Chord`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from horosphere.manifolds._geoopt import geoopt
+
+
+class Chord(NamedTuple):
+    """A batch of points as features whose straight chords give the distance.
+
+    Attributes:
+        features: (..., N, F).
+        weight: (..., N) conformal factor w, or None for 1.
+        time_dims: number of leading features that count with a minus sign (0, or 1 on the hyperboloid, where
+            <f, f>_J is the constant 1/kappa and is never summed).
+        kappa: signed curvature; a tensor where it is learned, broadcasting against the batch dims of the features.
+    """
+
+    features: Tensor
+    weight: Tensor | None
+    time_dims: int
+    kappa: float | Tensor
+
+
+# geoopt's own classes -> the manifold of ours with the same points, distance and (live) curvature
+_EQUIVALENTS: dict[type, Callable[[geoopt.Manifold], geoopt.Manifold]] = {}
+
+
+def register_equivalent(cls: type, convert: Callable[[geoopt.Manifold], geoopt.Manifold]) -> None:
+    """Say that instances of ``cls``, a manifold class of another library, have the distance of ``convert(instance)``."""
+    _EQUIVALENTS[cls] = convert
+
+
+def resolve(manifold: geoopt.Manifold) -> tuple[geoopt.Manifold, bool]:
+    """The manifold that knows the distances of ``manifold``, and whether it has a chord (level 1) or only dist (level 0).
+
+    Walks the class's method resolution order; the first class that defines, or is registered with, a chord or that
+    defines ``dist`` decides. So a subclass that overrides ``dist`` does not inherit its parent's chord, and attributes
+    that an object merely forwards (geoopt.Scaled) are not mistaken for its own.
+    """
+    if not isinstance(manifold, geoopt.Manifold):
+        raise TypeError(
+            f"manifold must be a geoopt.Manifold such as horosphere.PoincareBall(kappa=-1.0), got {type(manifold).__name__}"
+        )
+    for cls in type(manifold).__mro__:
+        if "chord" in cls.__dict__:
+            return manifold, True
+        if cls in _EQUIVALENTS:
+            equivalent = _EQUIVALENTS[cls](manifold)
+            return (manifold, False) if equivalent is None else (equivalent, True)
+        if "dist" in cls.__dict__:
+            return manifold, False
+    raise TypeError(f"{type(manifold).__name__} defines neither chord nor dist")
+
+
+def chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | None:
+    """The chord parts of points x (..., N, D) of a resolved manifold, None at level 0."""
+    resolved, has_chord = resolve(manifold)
+    if not has_chord:
+        return None
+    parts = resolved.chord(x)
+    return (parts,) if isinstance(parts, Chord) else tuple(parts)
+
+
+def chord_of(manifold: geoopt.Manifold, x: Tensor) -> Chord | tuple[Chord, ...] | None:
+    """The chord form of points ``x`` (..., N, D): a :class:`Chord`, a tuple of them for products, None at level 0.
+
+    Raises TypeError where ``manifold`` is no geoopt.Manifold.
+    """
+    parts = chords(manifold, x)
+    return parts[0] if parts is not None and len(parts) == 1 else parts

@@ -1,0 +1,170 @@
+"""The one sign of curvature: ``kappa`` is the signed sectional curvature, for every manifold, everywhere.
+
+geoopt and the literature use three other letters; this is the only place where they are turned into kappa:
+
+=====================  ==============================  =================
+their object           what its number means           kappa
+=====================  ==============================  =================
+``PoincareBall(c)``    minus the curvature             ``-c``
+``Stereographic(k)``   the curvature                   ``k``
+``Lorentz(k)``         ``<x, x>_J = -k``, radius^2     ``-1 / k``
+=====================  ==============================  =================
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.manifolds._geoopt import geoopt
+
+
+def kappa_from_c(c):
+    """kappa of a space whose *negative* curvature is called c (Ganea et al. 2018; geoopt's PoincareBall)."""
+    return -c
+
+
+def kappa_from_lorentz_k(k):
+    """kappa of geoopt's Lorentz(k), whose points satisfy ``<x, x>_J = -k``."""
+    return -1 / k
+
+
+class ConstantCurvature(geoopt.Manifold):
+    """A space form in some model: holds the curvature, and what follows from it alone.
+
+    Args:
+        kappa: signed sectional curvature, a number or a tensor. A tensor of shape (H,) broadcasts against the batch
+            dimensions of points (..., H, N, D).
+        learnable: keep kappa as a Parameter (a number becomes a float64 scalar, so it is read back unchanged).
+
+    Raises:
+        ValueError: kappa is not finite, or of a sign that the model does not allow.
+        TypeError: the curvature came as ``c=`` or ``k=``.
+    """
+
+    ndim = 1
+    reversible = False
+    _sign: int | None = None  # the sign the model demands; None where kappa may have any
+
+    def __init__(self, kappa: float | Tensor, learnable: bool = False, **other):
+        super().__init__()
+        if other:
+            name = next(iter(other))
+            raise TypeError(
+                f"{type(self).__name__} got {name}={other[name]!r}: say the signed curvature instead, kappa=-c "
+                "(a ball with c = 1 has kappa = -1); horosphere.manifolds.curvature converts other conventions"
+            )
+        value = kappa.detach() if isinstance(kappa, Tensor) else torch.as_tensor(kappa, dtype=torch.float64)
+        if not value.isfinite().all():
+            raise ValueError(f"{type(self).__name__}: kappa must be finite, got {kappa}")
+        if self._sign is not None and not (value * self._sign > 0).all():
+            word, hint = ("negative", "-1.0") if self._sign < 0 else ("positive", "1.0")
+            raise ValueError(
+                f"{type(self).__name__} needs a {word} sectional curvature kappa (signed, such as {hint}), got {kappa}; "
+                "for kappa = 0 or a curvature that may change sign use Stereographic"
+            )
+        self.register_buffer("_fixed_kappa", None)
+        self.register_parameter("_learnable_kappa", None)
+        self._number = None
+        if learnable:
+            self._learnable_kappa = torch.nn.Parameter(value.clone())
+        elif isinstance(kappa, Tensor):
+            self._fixed_kappa = kappa
+        else:
+            self._number = float(kappa)
+
+    @property
+    def kappa(self) -> float | Tensor:
+        """Signed sectional curvature: the number given, or the tensor or Parameter."""
+        for value in (self._learnable_kappa, self._fixed_kappa):
+            if value is not None:
+                return value
+        return self._number
+
+    @property
+    def learnable(self) -> bool:
+        return self._learnable_kappa is not None
+
+    @property
+    def c(self) -> float | Tensor:
+        """Minus the curvature, the letter of Ganea et al. (2018)."""
+        return -self.kappa
+
+    @property
+    def k(self) -> float | Tensor:
+        """The number that geoopt calls k in this model."""
+        return self.kappa
+
+    @property
+    def radius(self) -> float | Tensor:
+        """``1 / sqrt|kappa|``, infinite for flat space."""
+        if isinstance(self.kappa, Tensor):
+            return self.kappa.abs().rsqrt()
+        return math.inf if self.kappa == 0 else abs(self.kappa) ** -0.5
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def ambient_dim(self, n: int) -> int:
+        """How many numbers store a point of an n-dimensional space of this kind."""
+        return n
+
+    def config(self) -> dict:
+        """The manifold as a JSON-able dictionary; ``manifold_from_config`` is the inverse."""
+        kappa = self.kappa.tolist() if isinstance(self.kappa, Tensor) else self.kappa
+        return {"type": type(self).__name__, "kappa": kappa, "learnable": self.learnable}
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Put a learnable kappa back into the range of the model after an optimizer moved it (the sign is kept)."""
+        if self.learnable and self._sign is not None:
+            limit = _numerics.MIN_ABS_KAPPA
+            if self._sign < 0:
+                self._learnable_kappa.clamp_(max=-limit)
+            else:
+                self._learnable_kappa.clamp_(min=limit)
+
+    def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> ConstantCurvature:
+        """This manifold for the batch entries ``index`` of the flattened ``batch_shape``: points (P, 1, D) go with it."""
+        kappa = self.kappa
+        if not isinstance(kappa, Tensor) or kappa.dim() == 0:
+            return self
+        return type(self)(kappa.expand(batch_shape).reshape(-1)[index])
+
+    def extra_repr(self) -> str:
+        kappa = self.kappa
+        if isinstance(kappa, Tensor):
+            kappa = f"{kappa.item():.6g}" if kappa.numel() == 1 else f"tensor of shape {tuple(kappa.shape)}"
+        return f"kappa={kappa}" + (", learnable" if self.learnable else "")
+
+    def _kappa_at(self, x: Tensor, dtype: torch.dtype = torch.float64) -> float | Tensor:
+        """kappa shaped to broadcast against per-point scalars (..., N, 1) of points (..., N, D)."""
+        kappa = self.kappa
+        if not isinstance(kappa, Tensor):
+            return kappa
+        kappa = kappa.to(dtype)
+        if kappa.dim() == 0:
+            return kappa
+        check_kappa_shape(kappa, x)
+        return kappa[..., None, None]
+
+    def _check_shape(self, shape, name):
+        if len(shape) < 1:
+            return False, f"'{name}' on the {self} requires at least 1 dimension, got shape {tuple(shape)}"
+        return True, None
+
+
+def check_kappa_shape(kappa: Tensor, x: Tensor) -> None:
+    """kappa (H,) goes with points (..., H, N, D): anything else is an error that shows both shapes."""
+    batch = x.shape[:-2]
+    fits = x.dim() >= 2 and len(kappa.shape) <= len(batch)
+    fits = fits and all(k in (1, b) for k, b in zip(reversed(kappa.shape), reversed(batch), strict=False))
+    if not fits:
+        raise ValueError(
+            f"kappa of shape {tuple(kappa.shape)} does not fit points of shape {tuple(x.shape)}: kappa broadcasts against "
+            f"the batch dimensions {tuple(batch)} of points (..., N, D)"
+        )

@@ -1,0 +1,57 @@
+"""Flat space R^n."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import Chord
+
+
+class Euclidean(geoopt.Euclidean):
+    r"""Flat space: :math:`d(x, y) = |x - y|`, exp is addition, curvature 0.
+
+    Points are vectors over the last dimension (geoopt's own default, ``ndim=0``, treats every number as a point).
+
+    Args:
+        ndim: number of trailing dimensions that make one point.
+    """
+
+    kappa = 0.0
+
+    def __init__(self, ndim: int = 1):
+        super().__init__(ndim)
+
+    def ambient_dim(self, n: int) -> int:
+        return n
+
+    def config(self) -> dict:
+        return {"type": "Euclidean"} if self.ndim == 1 else {"type": "Euclidean", "ndim": self.ndim}
+
+    def chord(self, x: Tensor) -> Chord:
+        if self.ndim != 1:
+            raise ValueError(f"pairwise distances need points over the last dimension: Euclidean(ndim=1), got ndim={self.ndim}")
+        return Chord(x, None, 0, 0.0)
+
+    def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
+        """``|x - y|^2`` in float64."""
+        work = _numerics.compute_dtype(x.dtype)
+        return ((x.to(work) - y.to(work)) ** 2).sum(-1)
+
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance."""
+        return super().dist2(x, y, keepdim=keepdim)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Distance; its gradient at x = y is 0."""
+        return _numerics.safe_sqrt(self.dist2(x, y, keepdim=keepdim)) if self.ndim else (x - y).abs()
+
+    def random(self, *size, mean=0.0, std=1.0, dtype=None, device=None) -> Tensor:
+        """Standard normal numbers scaled by ``std`` and moved by ``mean``; shape ``size``."""
+        return torch.randn(*size, dtype=dtype, device=device) * std + mean
+
+    def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
+        """The zero vector; shape ``size``."""
+        return torch.zeros(*size, dtype=dtype, device=device)

@@ -1,0 +1,199 @@
+"""Distance matrices and nearest neighbours on any manifold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from horosphere import _numerics
+from horosphere.kernels.reference.sqdist import sqdist
+from horosphere.manifolds._float64 import as_points
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import chords, resolve
+from horosphere.manifolds.pairs import pair_dist2
+
+PRECISIONS = ("auto", "exact", "fast")
+# Numbers in one block of rows: 2^22 float64 are 32 MiB, several of which are alive at a time.
+BLOCK_NUMBERS = 2**22
+
+
+class Neighbors(NamedTuple):
+    """Nearest neighbours: ``distances`` (..., N, k), ascending, and ``indices`` (..., N, k) into the second set."""
+
+    distances: Tensor
+    indices: Tensor
+
+
+def cdist(
+    x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = False, precision: str = "auto"
+) -> Tensor:
+    r"""Geodesic distances of all pairs, :math:`D_{ij} = d(x_i, y_j)`.
+
+    Args:
+        x: points (..., N, D).
+        y: points (..., M, D); batch dimensions broadcast.
+        manifold: any geoopt.Manifold. With a chord (all of ours; geoopt's Euclidean, Sphere, PoincareBall, Stereographic,
+            Lorentz, ProductManifold and Scaled) one matrix product serves all pairs; with ``dist`` alone it is called on
+            blocks of rows.
+        squared: return squared distances.
+        precision: "auto" computes pairs that the product form does not resolve (near coincidence, near antipodes) from
+            differences, and keeps the relative error within 1e-5 (float32 points) or 1e-12 (float64); "exact" works every
+            pair so, in float64; "fast" is the product form alone: absolute error of the squared chord up to
+            ``4 sqrt(F) 2^-24 w_i w_j (|f_i|^2 + |f_j|^2)``, F features. Inside torch.compile "auto" is "fast".
+
+    Returns:
+        (..., N, M) in the points' type; half precision is worked in float32. Identical points are at distance 0 (not in
+        "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted; where many rows are needed at once they
+        are recomputed block by block in the backward pass, so memory stays that of the matrix.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown precision.
+        TypeError: no floating point tensors, or no manifold.
+
+    Source: the chord form is derived in docs/chord.md.
+    """
+    x, y = _checked(x, y, precision)
+    d2 = _sqdist(x, y, manifold, precision)
+    return d2 if squared else _numerics.safe_sqrt(d2)
+
+
+def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: str = "auto") -> Neighbors:
+    """The k points of y nearest to each point of x, without ever holding the whole distance matrix.
+
+    Args:
+        x: points (..., N, D).
+        y: points (..., M, D).
+        manifold: as in :func:`cdist`.
+        k: how many, 1 <= k <= M. Ties go to the smaller index.
+        precision: of the distances that rank the candidates, as in :func:`cdist`.
+
+    Returns:
+        Neighbors(distances, indices), both (..., N, k). Distances are differentiable.
+
+    Raises:
+        ValueError: k is out of range, or shapes do not fit.
+    """
+    x, y = _checked(x, y, precision)
+    n, m = x.shape[-2], y.shape[-2]
+    if not 1 <= k <= m:
+        raise ValueError(f"k must lie between 1 and the number of points in y, {m}; got {k}")
+    with torch.no_grad():
+        batch = x.shape[:-2].numel()
+        rows = max(1, BLOCK_NUMBERS // max(1, m * batch))
+        found = [_smallest(_block(x[..., i : i + rows, :], y, manifold, precision), k) for i in range(0, max(n, 1), rows)]
+        indices = torch.cat(found, -2)
+    chosen = _rows_of(y, indices)
+    d2 = _pairs_of_rows(x, chosen, manifold).to(x.dtype)
+    order = torch.argsort(d2.detach(), dim=-1, stable=True)
+    return Neighbors(_numerics.safe_sqrt(torch.gather(d2, -1, order)), torch.gather(indices, -1, order))
+
+
+def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
+    x, y = as_points(x, "x"), as_points(y, "y")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
+    for name, t in (("x", x), ("y", y)):
+        if t.dim() < 2:
+            raise ValueError(f"{name} must hold points as rows, shape (..., N, D); got shape {tuple(t.shape)}")
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"x and y must have points of one size, got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+    if x.device != y.device:
+        raise ValueError(f"x is on {x.device} and y on {y.device}; move them to one device")
+    try:
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(f"batch dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast") from error
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return x.to(dtype).expand(*batch, *x.shape[-2:]), y.to(dtype).expand(*batch, *y.shape[-2:])
+
+
+def _sqdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> Tensor:
+    n, m = x.shape[-2], y.shape[-2]
+    each = m * x.shape[:-2].numel()
+    if precision == "exact" or not resolve(manifold)[1]:
+        each *= x.shape[-1]
+    rows = max(1, BLOCK_NUMBERS // max(1, each))
+    if torch.compiler.is_compiling() or n <= rows:
+        return _block(x, y, manifold, precision)
+    if not _needs_grad(x, y, manifold):
+        out = x.new_empty(*x.shape[:-1], m)
+        for i in range(0, n, rows):
+            out[..., i : i + rows, :] = _block(x[..., i : i + rows, :], y, manifold, precision)
+        return out
+    blocks = (x[..., i : i + rows, :] for i in range(0, n, rows))
+    if torch._C._are_functorch_transforms_active():  # they do not go through checkpoint's hooks
+        return torch.cat([_block(b, y, manifold, precision) for b in blocks], -2)
+    return torch.cat([checkpoint(_block, b, y, manifold, precision, use_reentrant=False) for b in blocks], -2)
+
+
+def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    tensors = (x, y, *manifold.parameters(), *manifold.buffers())
+    return any(t.requires_grad for t in tensors) or torch._C._are_functorch_transforms_active()
+
+
+def _block(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> Tensor:
+    """Squared distances (..., N, M) of one block of rows, in the points' type."""
+    parts_x = chords(manifold, x) if precision != "exact" else None
+    if parts_x is None:
+        return _every_pair(x, y, manifold).to(x.dtype)
+    d2, near = sqdist(parts_x, chords(manifold, y))
+    if precision == "fast" or torch.compiler.is_compiling():
+        return d2.to(x.dtype)
+    if torch._C._are_functorch_transforms_active():  # which pairs are near depends on the data; vmap forbids to ask
+        return _every_pair(x, y, manifold).to(x.dtype)
+    picked = near.reshape(-1, *near.shape[-2:]).nonzero(as_tuple=True)
+    if picked[0].numel():
+        batch, i, j = picked
+        one = resolve(manifold)[0]
+        if _has_batched_curvature(one):
+            one = one.take_batch(x.shape[:-2], batch)
+        flat_x, flat_y = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, *y.shape[-2:])
+        exact = pair_dist2(one, flat_x[batch, i].unsqueeze(-2), flat_y[batch, j].unsqueeze(-2)).squeeze(-1)
+        flat = d2.reshape(-1, *d2.shape[-2:])
+        d2 = flat.index_put(picked, exact.to(d2.dtype)).reshape(d2.shape)
+    return d2.to(x.dtype)
+
+
+def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """Exact squared distances (..., N, M)."""
+    if not _has_batched_curvature(resolve(manifold)[0]):
+        return pair_dist2(manifold, x.unsqueeze(-2), y.unsqueeze(-3))
+    return _pairs_of_rows(x, y.unsqueeze(-3).expand(*x.shape[:-1], *y.shape[-2:]), manifold)
+
+
+def _pairs_of_rows(x: Tensor, chosen: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """Exact squared distances (..., N, K) of x (..., N, D) to its own row of points (..., N, K, D)."""
+    if not _has_batched_curvature(resolve(manifold)[0]):
+        return pair_dist2(manifold, x.unsqueeze(-2), chosen)
+    n, k, d = chosen.shape[-3:]
+    repeated = x.unsqueeze(-2).expand(chosen.shape).reshape(*x.shape[:-2], n * k, d)
+    flat = pair_dist2(manifold, repeated, chosen.reshape(*x.shape[:-2], n * k, d))
+    return flat.reshape(*x.shape[:-2], n, k)
+
+
+def _rows_of(y: Tensor, indices: Tensor) -> Tensor:
+    """y (..., M, D) at indices (..., N, k) -> (..., N, k, D)."""
+    flat = indices.flatten(-2).unsqueeze(-1).expand(*indices.shape[:-2], -1, y.shape[-1])
+    return torch.gather(y, -2, flat).unflatten(-2, indices.shape[-2:])
+
+
+def _has_batched_curvature(manifold: geoopt.Manifold) -> bool:
+    return hasattr(manifold, "take_batch") and any(t.dim() for t in (*manifold.parameters(), *manifold.buffers()))
+
+
+def _smallest(d2: Tensor, k: int) -> Tensor:
+    """Indices (..., N, k) of the k smallest, equal values by index."""
+    values, indices = torch.topk(d2, k, dim=-1, largest=False, sorted=True)
+    indices = indices.sort(dim=-1).values
+    order = torch.gather(d2, -1, indices).argsort(dim=-1, stable=True)
+    indices = torch.gather(indices, -1, order)
+    # topk picks any of the values equal to the k-th: rows where that choice exists are sorted in full
+    crowded = (d2 <= values[..., -1:]).sum(-1) > k
+    if bool(crowded.any()):
+        indices[crowded] = d2[crowded].argsort(dim=-1, stable=True)[..., :k]
+    return indices

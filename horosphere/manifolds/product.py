@@ -1,0 +1,292 @@
+"""Products of manifolds and manifolds with rescaled distances (mixed curvature spaces)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.manifolds._float64 import as_points
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import Chord, chords
+from horosphere.manifolds.pairs import pair_dist2
+
+
+class Product(geoopt.ProductManifold):
+    r"""Cartesian product: points are the parts' stored numbers side by side.
+
+    .. math:: d(x, y)^2 = \sum_p d_p(x_p, y_p)^2
+
+    Args:
+        manifolds_with_size: pairs (manifold, stored size of its points), e.g.
+            ``Product((PoincareBall(-1.0), 5), (Sphere(1.0), 6))`` for H^5 x S^5.
+
+    Source: Gu, Sala, Gunel and Re (2019), Learning mixed-curvature representations in product spaces.
+    """
+
+    def __init__(self, *manifolds_with_size: tuple[geoopt.Manifold, int]):
+        for pair in manifolds_with_size:
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int)):
+                raise TypeError(f"Product takes pairs (manifold, size) with an integer size, got {pair!r}")
+        super().__init__(*manifolds_with_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Stored size of each part."""
+        return tuple(part.stop - part.start for part in self.slices)
+
+    def ambient_dim(self, n: int) -> int:
+        """The stored size; ValueError where the parts' dimensions do not add up to n."""
+        dims = [size - (m.ambient_dim(0) if hasattr(m, "ambient_dim") else 0) for m, size in zip(self.manifolds, self.sizes, strict=True)]
+        if sum(dims) != n:
+            raise ValueError(f"the parts of {self} have {' + '.join(map(str, dims))} = {sum(dims)} dimensions, not {n}")
+        return self.n_elements
+
+    def config(self) -> dict:
+        return {"type": "Product", "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)]}
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        for m in self.manifolds:
+            if hasattr(m, "constrain_"):
+                m.constrain_()
+
+    def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Product:
+        return Product(*((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True)))
+
+    def _each(self, method: str, *points: Tensor) -> list[Tensor]:
+        """``method`` of every part on its slices of the points."""
+        return [
+            getattr(m, method)(*(as_points(p, "point")[..., part] for p in points))
+            for m, part in zip(self.manifolds, self.slices, strict=True)
+        ]
+
+    def chord(self, x: Tensor) -> tuple[Chord, ...] | None:
+        """The parts' chords; None where a part has only ``dist``."""
+        found: list[Chord] = []
+        for m, part in zip(self.manifolds, self.slices, strict=True):
+            parts = chords(m, x[..., part])
+            if parts is None:
+                return None
+            found.extend(parts)
+        return tuple(found)
+
+    def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared distance of broadcast pairs (..., D), in float64."""
+        terms = [pair_dist2(m, x[..., part], y[..., part]) for m, part in zip(self.manifolds, self.slices, strict=True)]
+        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance: the sum over the parts."""
+        out = self.pair_dist2(as_points(x, "x"), as_points(y, "y")).to(torch.promote_types(x.dtype, y.dtype))
+        return out.unsqueeze(-1) if keepdim else out
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Geodesic distance; its gradient at x = y is 0."""
+        out = _numerics.safe_sqrt(self.pair_dist2(as_points(x, "x"), as_points(y, "y")))
+        out = out.to(torch.promote_types(x.dtype, y.dtype))
+        return out.unsqueeze(-1) if keepdim else out
+
+    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
+        """Sum of the parts' inner products."""
+        parts = zip(self.manifolds, self.slices, strict=True)
+        out = sum(m.inner(x[..., s], u[..., s], None if v is None else v[..., s], keepdim=True) for m, s in parts)
+        return out if keepdim else out.squeeze(-1)
+
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Length of a tangent vector; its gradient at u = 0 is 0."""
+        return _numerics.safe_sqrt(self.inner(x, u, keepdim=keepdim))
+
+    def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
+        """The parts' inner products, each repeated over its part's numbers."""
+        found = []
+        for m, s in zip(self.manifolds, self.slices, strict=True):
+            term = m.component_inner(x[..., s], u[..., s], None if v is None else v[..., s])
+            found.append(term.expand(torch.broadcast_shapes(x[..., s].shape, u[..., s].shape)))
+        return torch.cat(found, -1)
+
+    def projx(self, x: Tensor) -> Tensor:
+        return torch.cat(self._each("projx", x), -1)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.cat(self._each("proju", x, u), -1)
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.cat(self._each("egrad2rgrad", x, u), -1)
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.cat(self._each("expmap", x, u), -1)
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.cat(self._each("retr", x, u), -1)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat(self._each("logmap", x, y), -1)
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return torch.cat(self._each("transp", x, y, v), -1)
+
+    # geoopt's own versions of these go through part methods that reshape; the base class's compose the ones above
+    expmap_transp = geoopt.Manifold.expmap_transp
+    retr_transp = geoopt.Manifold.retr_transp
+    transp_follow_expmap = geoopt.Manifold.transp_follow_expmap
+    transp_follow_retr = geoopt.Manifold.transp_follow_retr
+
+    def random(self, *size, dtype=None, device=None) -> Tensor:
+        """Independent random points of the parts; shape ``size``, whose last number is the sum of the sizes."""
+        return self._assemble("random", size, dtype, device)
+
+    def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
+        """The parts' origins."""
+        return self._assemble("origin", size, dtype, device)
+
+    def _assemble(self, method: str, size, dtype, device) -> Tensor:
+        shape = geoopt.utils.size2shape(*size)
+        self._assert_check_shape(shape, "x")
+        parts = [
+            getattr(m, method)(*shape[:-1], n, dtype=dtype, device=device)
+            for m, n in zip(self.manifolds, self.sizes, strict=True)
+        ]
+        return torch.cat([p.as_subclass(Tensor) for p in parts], -1)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"({m}, {size})" for m, size in zip(self.manifolds, self.sizes, strict=True))
+        return f"Product({inside})"
+
+
+class Scaled(geoopt.Manifold):
+    r"""A manifold with its metric multiplied by ``scale**2``: :math:`d(x, y) = \text{scale}\; d_{\text{base}}(x, y)`.
+
+    Geodesics, exp, log and transport are those of the base (vectors are velocities in the base's coordinates); inner
+    products carry ``scale**2``, Riemannian gradients its inverse, sectional curvature ``kappa / scale**2``.
+    (geoopt's Scaled expresses vectors in rescaled coordinates and leaves ``inner`` and ``egrad2rgrad`` as they were.)
+
+    Args:
+        manifold: the base.
+        scale: > 0.
+        learnable: keep the scale as a Parameter.
+
+    Raises:
+        ValueError: scale is not positive and finite.
+    """
+
+    def __init__(self, manifold: geoopt.Manifold, scale: float | Tensor = 1.0, learnable: bool = False):
+        super().__init__()
+        value = scale.detach() if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
+        if value.dim() or not (value > 0 and value.isfinite()):
+            raise ValueError(f"scale must be one positive finite number, got {scale}")
+        self.base = manifold
+        self.register_parameter("_learnable_scale", torch.nn.Parameter(value.clone()) if learnable else None)
+        self.register_buffer("_fixed_scale", scale if isinstance(scale, Tensor) and not learnable else None)
+        self._number = None if isinstance(scale, Tensor) or learnable else float(scale)
+
+    @property
+    def scale(self) -> float | Tensor:
+        for value in (self._learnable_scale, self._fixed_scale):
+            if value is not None:
+                return value
+        return self._number
+
+    name = "Scaled"
+    ndim = property(lambda self: self.base.ndim)
+    reversible = property(lambda self: self.base.reversible)
+
+    def ambient_dim(self, n: int) -> int:
+        return self.base.ambient_dim(n)
+
+    def config(self) -> dict:
+        return {
+            "type": "Scaled",
+            "base": self.base.config(),
+            "scale": float(self.scale),
+            "learnable": self._learnable_scale is not None,
+        }
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        if self._learnable_scale is not None:
+            self._learnable_scale.clamp_(min=_numerics.MIN_ABS_KAPPA**0.5)
+        if hasattr(self.base, "constrain_"):
+            self.base.constrain_()
+
+    def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Scaled:
+        return Scaled(_take_batch(self.base, batch_shape, index), self.scale)
+
+    def chord(self, x: Tensor) -> Chord | tuple[Chord, ...] | None:
+        """The base's chords with features times scale and curvature divided by its square."""
+        parts = chords(self.base, x)
+        if parts is None:
+            return None
+        scale = self.scale
+        found = tuple(p._replace(features=(p.features * scale).to(p.features.dtype), kappa=p.kappa / scale**2) for p in parts)
+        return found[0] if len(found) == 1 else found
+
+    def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared distance of broadcast pairs (..., D), in float64."""
+        return self.scale**2 * pair_dist2(self.base, x, y)
+
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance: ``scale**2`` times the base's."""
+        base = self.base.dist2(x, y, keepdim=keepdim)
+        return (self.scale**2 * base).to(base.dtype)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Distance: ``scale`` times the base's."""
+        base = self.base.dist(x, y, keepdim=keepdim)
+        return (self.scale * base).to(base.dtype)
+
+    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
+        base = self.base.inner(x, u, v, keepdim=keepdim)
+        return (self.scale**2 * base).to(base.dtype)
+
+    def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
+        base = self.base.component_inner(x, u, v)
+        return (self.scale**2 * base).to(base.dtype)
+
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        base = self.base.norm(x, u, keepdim=keepdim)
+        return (self.scale * base).to(base.dtype)
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        base = self.base.egrad2rgrad(x, u)
+        return (base / self.scale**2).to(base.dtype)
+
+    def projx(self, x: Tensor) -> Tensor:
+        return self.base.projx(x)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        return self.base.proju(x, u)
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        return self.base.expmap(x, u)
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        return self.base.retr(x, u)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.base.logmap(x, y)
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return self.base.transp(x, y, v)
+
+    def random(self, *size, dtype=None, device=None, **kwargs) -> Tensor:
+        return self.base.random(*size, dtype=dtype, device=device, **kwargs)
+
+    def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
+        return self.base.origin(*size, dtype=dtype, device=device, seed=seed)
+
+    def _check_shape(self, shape, name):
+        return self.base._check_shape(shape, name)
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        return self.base._check_point_on_manifold(x, atol=atol, rtol=rtol)
+
+    def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        return self.base._check_vector_on_tangent(x, u, atol=atol, rtol=rtol)
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.base}, scale={float(self.scale):g}" + (", learnable)" if self._learnable_scale is not None else ")")
+
+
+def _take_batch(manifold: geoopt.Manifold, batch_shape: tuple[int, ...], index: Tensor) -> geoopt.Manifold:
+    return manifold.take_batch(batch_shape, index) if hasattr(manifold, "take_batch") else manifold

@@ -1,0 +1,187 @@
+"""The sphere of any radius, embedded in R^(n+1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere._numerics import arc2, arc_factor, safe_sqrt, sin_cos
+from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere.manifolds.chord import Chord
+from horosphere.manifolds.curvature import ConstantCurvature
+
+
+class Sphere(ConstantCurvature):
+    r"""The sphere of radius :math:`R = 1/\sqrt{\kappa}` in R^(n+1); a point is the *direction* of the stored vector.
+
+    .. math:: d(x, y) = R \angle(x, y) = 2 R\,\mathrm{atan2}\big(\sqrt{|\delta|^2 - c}, \sqrt{|s|^2 - c}\big),\quad
+        \delta = x - y,\; s = x + y,\; c = (|x| - |y|)^2
+
+    which is exact for coincident, near and antipodal points alike. Points are stored with norm R (``projx``); the zero
+    vector is projected to the origin, R e_1. Maps and distances are worked in float64.
+
+    At exact antipodes ``logmap`` returns one of the shortest directions (the coordinate axis least aligned with x,
+    made tangent), of norm pi R, and ``transp`` leaves the vector as it is.
+
+    Source: Kahan's angle between vectors, "How futile are mindless assessments of roundoff" (2006), section 12.
+    """
+
+    _sign = 1
+
+    def __init__(self, kappa: float | Tensor = 1.0, learnable: bool = False, **other):
+        super().__init__(kappa, learnable, **other)
+
+    def ambient_dim(self, n: int) -> int:
+        return n + 1
+
+    def chord(self, x: Tensor) -> Chord:
+        kappa = self._kappa_at(x)
+        norm = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=True)
+        weight = _radius(kappa) / norm
+        return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
+
+    def _half_angles(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """sin^2 and cos^2 of half the angle between x and y, (..., 1)."""
+        delta, total = x - y, x + y
+        nx = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        ny = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        c = ((delta * total).sum(-1, keepdim=True) / (nx + ny)) ** 2
+        sine = ((delta * delta).sum(-1, keepdim=True) - c).clamp(min=0.0)
+        cosine = ((total * total).sum(-1, keepdim=True) - c).clamp(min=0.0)
+        return sine / (4 * nx * ny), cosine / (4 * nx * ny)
+
+    def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared distance of broadcast pairs (..., D), in float64, without cancellation."""
+        x, y = x.to(torch.float64), y.to(torch.float64)
+        kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
+        sine, cosine = self._half_angles(x, y)
+        return arc2(4 * sine / kappa, kappa, cosine, sign=1).squeeze(-1)
+
+    @in_float64
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance of x and y (broadcast over batch dimensions)."""
+        out = self.pair_dist2(x, y)
+        return out.unsqueeze(-1) if keepdim else out
+
+    @in_float64
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Great-circle distance; its gradient at x = y and at the antipode is 0."""
+        out = safe_sqrt(self.pair_dist2(x, y))
+        return out.unsqueeze(-1) if keepdim else out
+
+    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Distance to the origin R e_1."""
+        x = as_points(x, "x")
+        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
+
+    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
+        """``<u, v>`` (v = u where it is left out)."""
+        out = (u * (u if v is None else v)).sum(-1, keepdim=True)
+        out = out.expand(torch.broadcast_shapes(x.shape[:-1] + (1,), out.shape))
+        return out if keepdim else out.squeeze(-1)
+
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """``|u|``; its gradient at u = 0 is 0."""
+        return safe_sqrt(self.inner(x, u, keepdim=keepdim))
+
+    @in_float64
+    def projx(self, x: Tensor) -> Tensor:
+        """``R x / |x|``; the zero vector goes to the origin R e_1 (with zero gradient)."""
+        norm = safe_sqrt((x * x).sum(-1, keepdim=True))
+        zero = norm == 0
+        axis = torch.zeros_like(x)
+        axis[..., 0] = 1.0
+        return _radius(self._kappa_at(x)) * torch.where(zero, axis, x / torch.where(zero, 1.0, norm))
+
+    @in_float64
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """u less its part along x."""
+        return u - x * ((x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True))
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """Riemannian gradient: the tangent part."""
+        return self.proju(x, u)
+
+    @in_float64
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """``cos(|u|/R) x + R sin(|u|/R) u/|u|``, put back on the sphere; smooth at u = 0."""
+        kappa = self._kappa_at(x if x.dim() >= u.dim() else u)
+        sine, cosine = sin_cos(kappa * (u * u).sum(-1, keepdim=True))
+        return self.projx(cosine * x + sine * u)
+
+    def expmap0(self, u: Tensor) -> Tensor:
+        """Exponential map at the origin R e_1; u (..., n+1) with first coordinate 0."""
+        return self.expmap(self.origin(*u.shape, dtype=u.dtype, device=u.device), u)
+
+    @in_float64
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tangent vector at x that leads to y, of norm d(x, y); at antipodes one of the shortest, of norm pi R."""
+        kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
+        sine, cosine = self._half_angles(x, y)
+        antipodal = cosine <= _numerics.antipode_floor(torch.float64)
+        safe = torch.where(antipodal, 1.0, cosine)
+        d2 = arc2(4 * sine / kappa, kappa, cosine, sign=1)
+        tangent = self.proju(x, y - x)
+        # |tangent| = sqrt(u cos^2): near x the ratio d^2/u is the analytic factor, elsewhere the quotient itself
+        near = sine < 0.25
+        ratio = torch.where(
+            near,
+            arc_factor(torch.where(near, 4 * sine, 0.0)),
+            d2 * kappa / torch.where(near, 1.0, 4 * sine),
+        )
+        log = tangent * torch.sqrt(ratio / safe)
+        axis = torch.nn.functional.one_hot(x.detach().abs().argmin(-1), x.shape[-1]).to(x.dtype)
+        away = self.proju(x, axis)
+        away = away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        return torch.where(antipodal, (away * safe_sqrt(d2)).detach(), log)
+
+    def logmap0(self, y: Tensor) -> Tensor:
+        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
+        return self.logmap(self.origin(*y.shape, dtype=y.dtype, device=y.device), y)
+
+    @in_float64
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Parallel transport of v along the great circle from x to y: ``v - <y, v> (x + y) / (R^2 + <x, y>)``."""
+        longest = max((x, y, v), key=lambda t: t.dim())
+        kappa = self._kappa_at(longest)
+        _, cosine = self._half_angles(x, y)
+        antipodal = cosine <= _numerics.antipode_floor(torch.float64)
+        along = kappa * ((y - x) * v).sum(-1, keepdim=True) / (2 * torch.where(antipodal, 1.0, cosine))
+        return torch.where(antipodal, v, v - along * (x + y))
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """First-order retraction ``x + u``, projected."""
+        return self.projx(x + u)
+
+    def random(self, *size, dtype=None, device=None) -> Tensor:
+        """Uniform on the sphere; shape ``size``, whose last number is n + 1."""
+        return self.projx(torch.randn(*size, dtype=dtype, device=device))
+
+    def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
+        """R e_1."""
+        return self.projx(torch.zeros(*size, dtype=dtype, device=device))
+
+    def _check_shape(self, shape, name):
+        ok, reason = super()._check_shape(shape, name)
+        if ok and shape[-1] < 2:
+            return False, f"'{name}' on the {self} needs at least 2 coordinates, got shape {tuple(shape)}"
+        return ok, reason
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        norm = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=True)
+        ratio = norm / _radius(self._kappa_at(x))
+        if bool(((ratio - 1).abs() <= max(atol + rtol, 4 * torch.finfo(x.dtype).eps)).all()):
+            return True, None
+        return False, f"a point has {float(ratio.min()):.6g} to {float(ratio.max()):.6g} times the sphere's radius; see projx"
+
+    def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        inner = (x * u).sum(-1)
+        scale = torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(u, dim=-1)
+        if bool((inner.abs() <= atol + rtol * scale).all()):
+            return True, None
+        return False, f"<x, u> is {float(inner.abs().max()):.3g}, not 0; see proju"
+
+
+def _radius(kappa: float | Tensor) -> float | Tensor:
+    return kappa.rsqrt() if isinstance(kappa, Tensor) else kappa**-0.5

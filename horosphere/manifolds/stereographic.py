@@ -1,0 +1,262 @@
+"""The stereographic model: the Poincare ball, flat space and the projected sphere in one family, smooth through kappa = 0."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere._numerics import arc2, arc_factor, one_plus_kappa_norm2, safe_sqrt, sin_cos, tanh_ratio
+from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere.manifolds.chord import Chord
+from horosphere.manifolds.curvature import ConstantCurvature
+
+
+class Stereographic(ConstantCurvature):
+    r"""R^n (for kappa < 0 the open ball of radius :math:`1/\sqrt{|\kappa|}`) with the conformal metric
+    :math:`g_x = \lambda_x^2 I`, :math:`\lambda_x = 2 / (1 + \kappa |x|^2)`.
+
+    .. math:: d(x, y)^2 = \mathrm{arc2}(\lambda_x \lambda_y |x - y|^2, \kappa)
+
+    At kappa = 0 the metric is 4 dx^2, so d = 2 |x - y|, as in geoopt. A learnable kappa may cross 0 in this model only.
+    All maps are worked in float64. Points of a ball are kept at :math:`\sqrt{|\kappa|}\,|x| \le 1 - 4\,\mathrm{eps}`
+    (distance to the origin at most 15.2 in float32 and 35.4 in float64 for kappa = -1); a point outside the ball has
+    distance NaN, a point on its boundary infinity: ``assert_check_point_on_manifold`` tells.
+
+    Sources: Bachmann, Becigneul and Ganea (2020), Constant curvature graph convolutional networks; Ungar (2008).
+    """
+
+    def __init__(self, kappa: float | Tensor = 0.0, learnable: bool = False, **other):
+        super().__init__(kappa, learnable, **other)
+
+    def _gap(self, x: Tensor, kappa) -> Tensor:
+        """``1 + kappa |x|^2``, (..., 1)."""
+        return one_plus_kappa_norm2(x, kappa, self._known_sign())
+
+    def _known_sign(self) -> int | None:
+        return self._sign if self._sign is not None else _numerics.sign_of(self.kappa)
+
+    def chord(self, x: Tensor) -> Chord:
+        kappa = self._kappa_at(x)
+        weight = 2 / self._gap(x.to(torch.float64), kappa)
+        return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
+
+    def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared distance of broadcast pairs (..., D), in float64, without cancellation."""
+        x, y = x.to(torch.float64), y.to(torch.float64)
+        kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
+        delta2 = ((x - y) ** 2).sum(-1, keepdim=True)
+        gx, gy = self._gap(x, kappa), self._gap(y, kappa)
+        u = 4 * delta2 / (gx * gy)
+        sign = self._known_sign()
+        quarter = None
+        if sign in (None, 1):
+            quarter = _antipodal_gap(x, y, kappa) / (gx * gy)
+        out = arc2(u, kappa, quarter, sign)
+        if sign in (None, -1):  # outside of the ball there is no distance
+            out = torch.where((gx < 0) | (gy < 0), math.nan, out)
+        return out.squeeze(-1)
+
+    @in_float64
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance of x and y (broadcast over batch dimensions)."""
+        out = self.pair_dist2(x, y)
+        return out.unsqueeze(-1) if keepdim else out
+
+    @in_float64
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Geodesic distance; its gradient at x = y is 0."""
+        out = safe_sqrt(self.pair_dist2(x, y))
+        return out.unsqueeze(-1) if keepdim else out
+
+    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Distance to the origin."""
+        return self.dist(x, torch.zeros_like(as_points(x, "x")), keepdim=keepdim)
+
+    @in_float64
+    def lambda_x(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Conformal factor ``2 / (1 + kappa |x|^2)``."""
+        out = 2 / self._gap(x, self._kappa_at(x))
+        return out if keepdim else out.squeeze(-1)
+
+    @in_float64
+    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
+        """``lambda_x^2 <u, v>`` (v = u where it is left out)."""
+        scale = (2 / self._gap(x, self._kappa_at(x))) ** 2
+        out = scale * (u * (u if v is None else v)).sum(-1, keepdim=True)
+        return out if keepdim else out.squeeze(-1)
+
+    @in_float64
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """``lambda_x |u|``; its gradient at u = 0 is 0."""
+        out = 2 / self._gap(x, self._kappa_at(x)) * safe_sqrt((u * u).sum(-1, keepdim=True))
+        return out if keepdim else out.squeeze(-1)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x, moved along its ray to the cap where it lies outside the ball or beyond the cap."""
+        x = as_points(x, "x")
+        if self._known_sign() in (0, 1):
+            return x
+        wide = x.to(torch.float64)
+        kappa = self._kappa_at(x)
+        kappa = kappa if isinstance(kappa, Tensor) else torch.as_tensor(kappa, dtype=torch.float64, device=x.device)
+        limit = (1 - _numerics.ball_margin(x.dtype)) / torch.where(kappa < 0, -kappa, 1.0).sqrt()
+        norm = safe_sqrt((wide * wide).sum(-1, keepdim=True))
+        beyond = (kappa < 0) & (norm > limit)
+        moved = (wide * (limit / torch.where(beyond, norm, 1.0))).to(x.dtype)
+        return torch.where(beyond, moved, x)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """Every vector is tangent: u, broadcast against x."""
+        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
+
+    @in_float64
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """Riemannian gradient ``u / lambda_x^2``."""
+        return u * (self._gap(x, self._kappa_at(x)) / 2) ** 2
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """The point reached from x along u after time 1, kept inside the cap."""
+        return self.projx(self._expmap(x, u))
+
+    @in_float64
+    def _expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        kappa = self._kappa_at(x if x.dim() >= u.dim() else u)
+        gx = self._gap(x, kappa)
+        v = u / gx
+        v2 = (v * v).sum(-1, keepdim=True)
+        s = kappa * v2
+        sign = self._known_sign()
+        # x (+) tan_k(|v|) v/|v| with tan = sine/cosine; for kappa <= 0 tanh itself, which does not overflow
+        if sign == -1:
+            sine, cosine = tanh_ratio(s), torch.ones_like(s)
+        elif sign == 0:
+            return x + v
+        elif sign == 1:
+            sine, cosine = sin_cos(s)
+        else:
+            up_sine, up_cosine = sin_cos(s.clamp(min=0.0) + (s - s.clamp(min=0.0)).clamp(min=-1.0))
+            inside = s >= -1  # between -1 and 0 both forms hold: the one that is smooth through 0 is taken
+            sine = torch.where(inside, up_sine, tanh_ratio(torch.where(inside, -1.0, s)))
+            cosine = torch.where(inside, up_cosine, 1.0)
+        xv = (x * v).sum(-1, keepdim=True)
+        x2 = (x * x).sum(-1, keepdim=True)
+        along = cosine * cosine - 2 * kappa * cosine * sine * xv - kappa * sine * sine * v2
+        below = cosine * cosine - 2 * kappa * cosine * sine * xv + kappa * kappa * x2 * sine * sine * v2
+        return (along * x + gx * cosine * sine * v) / below
+
+    def expmap0(self, u: Tensor) -> Tensor:
+        """Exponential map at the origin, whose metric is 4 I: ``d(0, expmap0(u)) = 2 |u|``."""
+        return self.expmap(torch.zeros_like(as_points(u, "u")), u)
+
+    @in_float64
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tangent vector at x that leads to y: ``|log_x(y)|_x = d(x, y)``.
+
+        At exact antipodes (kappa > 0) every direction leads to y: the first coordinate axis is taken.
+        """
+        kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
+        delta = y - x
+        delta2 = (delta * delta).sum(-1, keepdim=True)
+        gx, gy = self._gap(x, kappa), self._gap(y, kappa)
+        product = gx * gy
+        sign = self._known_sign()
+        # (-x) (+) y = (gx delta + kappa |delta|^2 x) / gap, all from the difference: nothing cancels when y is near x
+        direction = gx * delta + kappa * delta2 * x
+        if sign in (-1, 0):
+            gap = product - kappa * delta2
+            return direction * torch.sqrt(arc_factor(4 * kappa * delta2 / product) * gx / (gy * gap))
+        gap = _antipodal_gap(x, y, kappa)
+        positive = gap > _numerics.antipode_floor(torch.float64) * product
+        d2 = arc2(4 * delta2 / product, kappa, gap / product, sign)
+        near = torch.where(positive, delta2, 1.0) == 0
+        ratio = torch.where(near, 4.0 / product, d2 / torch.where(near, 1.0, delta2))
+        # |direction|^2 = |delta|^2 gap, and the length wanted is d / lambda_x
+        log = direction * (gx / 2) * torch.sqrt(ratio / torch.where(positive, gap, 1.0))
+        axis = torch.zeros_like(delta)
+        axis[..., 0] = 1.0
+        return torch.where(positive, log, axis * (safe_sqrt(d2) * gx / 2).detach())
+
+    def logmap0(self, y: Tensor) -> Tensor:
+        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
+        return self.logmap(torch.zeros_like(as_points(y, "y")), y)
+
+    @in_float64
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Parallel transport of v along the geodesic from x to y: ``(lambda_x / lambda_y) gyr[y, -x] v``.
+
+        The gyration is the rotation by ``2 arg(gx + kappa <delta, x> + i kappa |delta ^ x|)`` in the plane of x and
+        ``delta = y - x``, written without the angle, so that it is the identity exactly for y = x.
+        """
+        longest = max((x, y, v), key=lambda t: t.dim())
+        kappa = self._kappa_at(longest)
+        delta = y - x
+        gx, gy = self._gap(x, kappa), self._gap(y, kappa)
+        sign = self._known_sign()
+        if sign in (-1, 0):
+            gap = gx * gy - kappa * (delta * delta).sum(-1, keepdim=True)
+        else:
+            gap = _antipodal_gap(x, y, kappa)
+            gap = torch.where(gap > 0, gap, 1.0)  # antipodes: no unique geodesic, some isometry
+
+        def turn(w):  # the bivector of the plane applied to w
+            return delta * (x * w).sum(-1, keepdim=True) - x * (delta * w).sum(-1, keepdim=True)
+
+        once = turn(v)
+        real = gx + kappa * (delta * x).sum(-1, keepdim=True)
+        rotated = v + (2 * kappa / gap) * (real * once + kappa * turn(once))
+        return rotated * (gy / gx)
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """First-order retraction ``x + u``, projected."""
+        return self.projx(x + u)
+
+    @in_float64
+    def mobius_add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gyrovector (Mobius) sum of x and y: the isometry that takes 0 to x, applied to y."""
+        kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
+        xy = (x * y).sum(-1, keepdim=True)
+        gx, gy = self._gap(x, kappa), self._gap(y, kappa)
+        below = gx * gy - kappa * ((x + y) ** 2).sum(-1, keepdim=True)
+        if self._known_sign() in (None, 1):
+            below = _antipodal_gap(-x, y, kappa)
+        y2 = (y * y).sum(-1, keepdim=True)
+        return ((1 - 2 * kappa * xy - kappa * y2) * x + gx * y) / below
+
+    def mobius_scalar_mul(self, r: float | Tensor, x: Tensor) -> Tensor:
+        """The point at r times the distance of x from the origin: ``exp0(r log0(x))``."""
+        return self.expmap0(r * self.logmap0(x))
+
+    def mobius_matvec(self, m: Tensor, x: Tensor) -> Tensor:
+        """``exp0(m log0(x))``; the origin where the product is 0. m (..., E, D), x (..., D)."""
+        return self.expmap0((m * self.logmap0(x).unsqueeze(-2)).sum(-1))
+
+    def random(self, *size, std: float = 1.0, dtype=None, device=None) -> Tensor:
+        """exp0 of normal vectors with standard deviation ``std / 2`` a coordinate (``std`` in the metric at the origin)."""
+        return self.expmap0(torch.randn(*size, dtype=dtype, device=device) * (std / 2))
+
+    def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
+        """The zero vector."""
+        return torch.zeros(*size, dtype=dtype, device=device)
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        if not bool(x.isfinite().all()):
+            return False, "a coordinate is not finite"
+        gap = self._gap(x.to(torch.float64), self._kappa_at(x))
+        if self._known_sign() in (0, 1) or bool((gap > 0).all()):
+            return True, None
+        worst = float(gap.min())
+        return False, f"a point lies outside the ball of radius 1/sqrt|kappa|: 1 + kappa |x|^2 = {worst:.3g} <= 0; see projx"
+
+    def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
+        return True, None
+
+
+def _antipodal_gap(x: Tensor, y: Tensor, kappa) -> Tensor:
+    """``|1 + kappa conj(x) y|^2 = (1 + kappa <x, y>)^2 + kappa^2 |x ^ y|^2``: 0 just for antipodes, (..., 1)."""
+    xy = (x * y).sum(-1, keepdim=True)
+    x2 = (x * x).sum(-1, keepdim=True)
+    rest = y - x * (xy / torch.where(x2 > 0, x2, 1.0))
+    return (1 + kappa * xy) ** 2 + kappa * kappa * x2 * (rest * rest).sum(-1, keepdim=True)
