@@ -1,8 +1,8 @@
 """Scalar functions of curved geometry and every numerical constant of the library.
 
-All functions are smooth through zero curvature and zero argument in the sense that matters for training: value, gradient
-and second derivative are finite there. They are written on the *square* of the usual argument (``s = kappa r^2``), in which
-sin, cos, tan and the squared arc are analytic, so one code serves positive, zero and negative curvature.
+All functions are smooth through zero curvature and zero argument in the sense that matters for training: value,
+gradient and second derivative are finite there. They are written on the *square* of the usual argument
+(``s = kappa r^2``), in which sin, cos and the squared arc are analytic: one code serves every sign of curvature.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-# |kappa u| up to which arc2 is summed as a series; its 15 terms reach float64 there, (1/16)^15 < 2^-53
-# (MATHS: a_n = 2 / (n^2 C(2n, n))).
+# |kappa u| up to which arc2 is summed as a series with coefficients 2 / (n^2 C(2n, n)); there 15 terms reach float64,
+# (1/16)^15 < 2^-53, and 7 reach float32.
 ARC_SERIES_BOUND = 0.25
 ARC_SERIES = tuple(2.0 / (n * n * math.comb(2 * n, n)) for n in range(1, 16))
 # |s| up to which sin(sqrt s)/sqrt s and cos(sqrt s) are summed; 10 terms leave 1 / 21! < 2^-65.
@@ -37,7 +37,7 @@ def ball_margin(dtype: torch.dtype) -> float:
 
 
 def hyperboloid_max_radius(dtype: torch.dtype) -> float:
-    """Largest hyperbolic radius, in units of 1/sqrt|kappa|: 42.4 in float32 and bfloat16, 88 in float64, 3.5 in float16.
+    """Largest hyperbolic radius in units of 1/sqrt|kappa|: float32 and bfloat16 42.4, float64 88, float16 3.5.
 
     log sqrt(max) - 2 keeps the product of two time coordinates finite; 88 keeps everything finite that an exponential
     map in float64 forms on the way, cosh(2 * 88) sinh(88) and its square.
@@ -46,7 +46,7 @@ def hyperboloid_max_radius(dtype: torch.dtype) -> float:
 
 
 def antipode_floor(dtype: torch.dtype) -> float:
-    """cos^2 of half the angle below which two points count as antipodal: gradient 0 there, slope <= 1/sqrt(floor) outside."""
+    """cos^2 of half the angle below which points are antipodal: gradient 0 there, slope <= 1/sqrt(floor) outside."""
     return 4 * torch.finfo(dtype).eps ** 2
 
 
@@ -55,7 +55,7 @@ def promised_tolerance(dtype: torch.dtype) -> float:
     return 1e-12 if dtype == torch.float64 else 1e-5
 
 
-# Smallest |kappa| kept by a model whose curvature must keep its sign (the ball, the sphere, the hyperboloid): radius 1e4.
+# Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
 MIN_ABS_KAPPA = 1e-8
 
 
@@ -80,8 +80,10 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(x) for x >= 0 whose gradient at 0 is 0 rather than infinite."""
-    positive = x > 0
-    return torch.where(positive, torch.sqrt(torch.where(positive, x, 1.0)), torch.zeros_like(x) + 0 * x.detach())
+    if not _differentiated(x):
+        return torch.sqrt(x)
+    zero = x == 0
+    return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, x)))
 
 
 def sign_of(kappa: float | Tensor) -> int | None:
@@ -89,6 +91,12 @@ def sign_of(kappa: float | Tensor) -> int | None:
     if isinstance(kappa, Tensor):
         return None
     return (kappa > 0) - (kappa < 0)
+
+
+def _differentiated(*values: float | Tensor) -> bool:
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
 
 def arc2(u: Tensor, kappa: float | Tensor, complement: Tensor | None = None, sign: int | None = None) -> Tensor:
@@ -113,8 +121,10 @@ def arc2(u: Tensor, kappa: float | Tensor, complement: Tensor | None = None, sig
     if sign == 0:
         return u
     x = kappa * u
+    if sign == -1 and not _differentiated(u, kappa):  # the series serves derivatives; the value needs none
+        return 4 * torch.asinh(torch.sqrt(-x) / 2) ** 2 / -kappa
     small = x.abs() <= ARC_SERIES_BOUND
-    series = u * _polynomial(torch.where(small, x, 0.0), ARC_SERIES)
+    series = u * _polynomial(torch.where(small, x, 0.0), ARC_SERIES[: 15 if u.dtype == torch.float64 else 7])
     if sign == -1:
         large = torch.where(small, -1.0, x)
         out = 4 * torch.asinh(torch.sqrt(-large) / 2) ** 2 / -large * u
@@ -195,8 +205,9 @@ def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None) -> Tensor:
     r"""``1 + kappa |x|^2`` over the last dimension (kept), in float64, without the cancellation near the rim of a ball.
 
-    Sums and products are carried in two float64 numbers (Dekker's and Knuth's error-free transformations), so the result
-    has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. The derivative is that of the plain formula.
+    Sums and products are carried in two float64 numbers (Dekker's and Knuth's error-free transformations), so the
+    result has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. The derivative is that of the
+    plain formula.
     """
     plain = 1 + kappa * (x * x).sum(-1, keepdim=True)
     sign = sign_of(kappa) if sign is None else sign

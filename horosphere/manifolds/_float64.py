@@ -1,7 +1,7 @@
 """Maps worked in float64: a decorator that widens the points that come in and rounds what goes out.
 
-In float32 the textbook maps lose most of their digits near the rim of a ball or far out on a hyperboloid. Points are few
-compared with pairs, so their maps are worked in float64 throughout and rounded once.
+In float32 the textbook maps lose most of their digits near the rim of a ball or far out on a hyperboloid. Points are
+few compared with pairs, so their maps are worked in float64 throughout and rounded once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from horosphere import _numerics
 
 
 def as_points(value, name: str) -> Tensor:
-    """value as a floating tensor: numpy arrays and lists are converted; anything else is a TypeError naming the argument."""
+    """value as a floating tensor: arrays and lists are converted; anything else is a TypeError naming the argument."""
     if isinstance(value, Tensor):
         if not value.dtype.is_floating_point:
-            raise TypeError(f"{name} must be a floating point tensor, got {value.dtype}; convert it with .to(torch.float32)")
+            raise TypeError(
+                f"{name} must be a floating point tensor, got {value.dtype}; convert it with .to(torch.float32)"
+            )
         return value
     try:
         tensor = torch.as_tensor(value)

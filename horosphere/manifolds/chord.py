@@ -39,12 +39,15 @@ _EQUIVALENTS: dict[type, Callable[[geoopt.Manifold], geoopt.Manifold]] = {}
 
 
 def register_equivalent(cls: type, convert: Callable[[geoopt.Manifold], geoopt.Manifold]) -> None:
-    """Say that instances of ``cls``, a manifold class of another library, have the distance of ``convert(instance)``."""
+    """Say that instances of ``cls``, a class of another library, have the distance of ``convert(instance)``.
+
+    ``convert`` may return None for an instance that has no equivalent; it is then served through its ``dist``.
+    """
     _EQUIVALENTS[cls] = convert
 
 
 def resolve(manifold: geoopt.Manifold) -> tuple[geoopt.Manifold, bool]:
-    """The manifold that knows the distances of ``manifold``, and whether it has a chord (level 1) or only dist (level 0).
+    """The manifold that knows the distances of ``manifold``, and whether it has a chord (level 1) or dist (level 0).
 
     Walks the class's method resolution order; the first class that defines, or is registered with, a chord or that
     defines ``dist`` decides. So a subclass that overrides ``dist`` does not inherit its parent's chord, and attributes
@@ -52,7 +55,7 @@ def resolve(manifold: geoopt.Manifold) -> tuple[geoopt.Manifold, bool]:
     """
     if not isinstance(manifold, geoopt.Manifold):
         raise TypeError(
-            f"manifold must be a geoopt.Manifold such as horosphere.PoincareBall(kappa=-1.0), got {type(manifold).__name__}"
+            f"manifold must be a geoopt.Manifold such as PoincareBall(kappa=-1.0), got {type(manifold).__name__}"
         )
     for cls in type(manifold).__mro__:
         if "chord" in cls.__dict__:

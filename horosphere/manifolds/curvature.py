@@ -63,7 +63,7 @@ class ConstantCurvature(geoopt.Manifold):
         if self._sign is not None and not (value * self._sign > 0).all():
             word, hint = ("negative", "-1.0") if self._sign < 0 else ("positive", "1.0")
             raise ValueError(
-                f"{type(self).__name__} needs a {word} sectional curvature kappa (signed, such as {hint}), got {kappa}; "
+                f"{type(self).__name__} needs a {word} sectional curvature (signed, as kappa={hint}), got {kappa}; "
                 "for kappa = 0 or a curvature that may change sign use Stereographic"
             )
         self.register_buffer("_fixed_kappa", None)
@@ -129,7 +129,7 @@ class ConstantCurvature(geoopt.Manifold):
                 self._learnable_kappa.clamp_(min=limit)
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> ConstantCurvature:
-        """This manifold for the batch entries ``index`` of the flattened ``batch_shape``: points (P, 1, D) go with it."""
+        """This manifold for the entries ``index`` of the flattened ``batch_shape``: points (P, 1, D) go with it."""
         kappa = self.kappa
         if not isinstance(kappa, Tensor) or kappa.dim() == 0:
             return self
@@ -165,6 +165,6 @@ def check_kappa_shape(kappa: Tensor, x: Tensor) -> None:
     fits = fits and all(k in (1, b) for k, b in zip(reversed(kappa.shape), reversed(batch), strict=False))
     if not fits:
         raise ValueError(
-            f"kappa of shape {tuple(kappa.shape)} does not fit points of shape {tuple(x.shape)}: kappa broadcasts against "
-            f"the batch dimensions {tuple(batch)} of points (..., N, D)"
+            f"kappa of shape {tuple(kappa.shape)} does not fit points of shape {tuple(x.shape)}: kappa broadcasts "
+            f"against the batch dimensions {tuple(batch)} of points (..., N, D)"
         )

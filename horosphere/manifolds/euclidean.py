@@ -32,7 +32,9 @@ class Euclidean(geoopt.Euclidean):
 
     def chord(self, x: Tensor) -> Chord:
         if self.ndim != 1:
-            raise ValueError(f"pairwise distances need points over the last dimension: Euclidean(ndim=1), got ndim={self.ndim}")
+            raise ValueError(
+                f"pairwise distances need points over the last dimension: Euclidean(ndim=1), got ndim={self.ndim}"
+            )
         return Chord(x, None, 0, 0.0)
 
     def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Lorentz(ConstantCurvature):
     A point *is its spatial part* x_1..x_n; the time coordinate x_0 is stored with it but always recomputed as
     :math:`\sqrt{1/|\kappa| + |x_s|^2}`. A tangent vector is its spatial part likewise: its time part is
     :math:`\langle x_s, v_s\rangle / x_0`. (The Minkowski-orthogonal projection amplifies a rounding of the time part by
-    x_0^2, which destroys a float32 vector at radius 9.) u is never formed by subtraction of times, see :meth:`pair_dist2`.
+    x_0^2, which destroys a float32 vector at radius 9.) u is never a difference of times, see :meth:`pair_chord2`.
     Points are kept within the radius of :func:`horosphere._numerics.hyperboloid_max_radius` (42.4 in float32, 88 in
     float64, in units of :math:`1/\sqrt{|\kappa|}`). Maps and distances are worked in float64.
 
@@ -64,7 +64,7 @@ class Lorentz(ConstantCurvature):
         r"""u of broadcast pairs (..., D), kept (..., 1), without the cancellation of ``2 t_x t_y - 2 c - 2 R^2``.
 
         With c = <x_s, y_s>, delta = y_s - x_s and s = x_s + y_s: for c >= 0 the numerator of the rationalised
-        difference is :math:`4 R^2 |\delta|^2 + |s|^2 |\delta_\perp|^2`, delta's part across s; for c < 0 nothing cancels.
+        difference is :math:`4 R^2 |\delta|^2 + |s|^2 |\delta_\perp|^2`, delta's part across s; else nothing cancels.
         """
         (tx, xs, r2), (ty, ys, _) = self._split(x), self._split(y)
         delta, total = ys - xs, xs + ys
@@ -105,7 +105,7 @@ class Lorentz(ConstantCurvature):
 
     @in_float64
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """``<u, v>_J`` of tangent vectors at x: parts across x_s as they are, parts along x_s times ``1/(|kappa| x_0^2)``."""
+        """``<u, v>_J`` of tangent vectors at x: parts across x_s as they are, along x_s times ``1/(|kappa| x_0^2)``."""
         time, space, r2 = self._split(x)
         us = u[..., 1:]
         vs = us if v is None else v[..., 1:]
@@ -155,7 +155,7 @@ class Lorentz(ConstantCurvature):
         dtype = torch.promote_types(x.dtype, u.dtype)
         x, u = x.to(torch.float64), u.to(torch.float64)
         time, space, r2 = self._split(x)
-        # a step longer than the cap and back ends beyond the cap whatever its direction: shortened, it does not overflow
+        # a step longer than the cap and back ends beyond the cap in any direction: shortened, it does not overflow
         radius = torch.asinh(torch.sqrt((time * time / r2 - 1).clamp(min=0.0)))
         reach = (_numerics.hyperboloid_max_radius(torch.float64) + radius).detach()
         step2 = self.inner(x, u, keepdim=True) / r2
@@ -199,7 +199,7 @@ class Lorentz(ConstantCurvature):
 
     @in_float64
     def mobius_add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gyrovector sum: the boost that takes the origin to x, applied to y. The ball's Mobius sum through the isometry."""
+        """Gyrovector sum: the boost that takes the origin to x, applied to y (the ball's Mobius sum, converted)."""
         (tx, xs, r2), (ty, ys, _) = self._split(x), self._split(y)
         r = r2**0.5
         space = ys + xs * (ty / r + (xs * ys).sum(-1, keepdim=True) / (r2 + r * tx))
@@ -236,7 +236,10 @@ class Lorentz(ConstantCurvature):
         error = ((wide[..., :1] - time) / time).abs()
         if bool((error <= max(atol + rtol, 4 * torch.finfo(x.dtype).eps)).all()):
             return True, None
-        return False, f"a time coordinate is off sqrt(1/|kappa| + |x_s|^2) by {float(error.max()):.3g} of itself; see projx"
+        return (
+            False,
+            f"a time coordinate is off sqrt(1/|kappa| + |x_s|^2) by {float(error.max()):.3g} of itself; see projx",
+        )
 
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         time, space, _ = self._split(x.to(torch.float64))

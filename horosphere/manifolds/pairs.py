@@ -25,7 +25,10 @@ def pair_dist2(manifold: geoopt.Manifold, x: Tensor, y: Tensor) -> Tensor:
         parts_x, parts_y = chords(resolved, x.to(wide)), chords(resolved, y.to(wide))
         if parts_x is not None:
             terms = [
-                arc2_of(difference_chord2(a, b), a.kappa[..., None] if isinstance(a.kappa, Tensor) and a.kappa.dim() else a.kappa)
+                arc2_of(
+                    difference_chord2(a, b),
+                    a.kappa[..., None] if isinstance(a.kappa, Tensor) and a.kappa.dim() else a.kappa,
+                )
                 for a, b in zip(parts_x, parts_y, strict=True)
             ]
             return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
@@ -33,7 +36,7 @@ def pair_dist2(manifold: geoopt.Manifold, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _owns_hook(manifold: geoopt.Manifold) -> bool:
-    """Whether the class that defines the chord, or one below it, defines the hook: an inherited hook under a new chord is not it."""
+    """Whether the hook belongs to the chord: a class with a chord of its own does not use an inherited hook."""
     for cls in type(manifold).__mro__:
         if "pair_dist2" in cls.__dict__:
             return True

@@ -27,26 +27,24 @@ class Neighbors(NamedTuple):
     indices: Tensor
 
 
-def cdist(
-    x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = False, precision: str = "auto"
-) -> Tensor:
+def cdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = False, precision: str = "auto") -> Tensor:
     r"""Geodesic distances of all pairs, :math:`D_{ij} = d(x_i, y_j)`.
 
     Args:
         x: points (..., N, D).
         y: points (..., M, D); batch dimensions broadcast.
-        manifold: any geoopt.Manifold. With a chord (all of ours; geoopt's Euclidean, Sphere, PoincareBall, Stereographic,
-            Lorentz, ProductManifold and Scaled) one matrix product serves all pairs; with ``dist`` alone it is called on
-            blocks of rows.
+        manifold: any geoopt.Manifold. With a chord (all of ours; geoopt's Euclidean, Sphere, PoincareBall,
+            Stereographic, Lorentz, ProductManifold and Scaled) one matrix product serves all pairs; ``dist`` alone is
+            called on blocks of rows.
         squared: return squared distances.
         precision: "auto" computes pairs that the product form does not resolve (near coincidence, near antipodes) from
-            differences, and keeps the relative error within 1e-5 (float32 points) or 1e-12 (float64); "exact" works every
-            pair so, in float64; "fast" is the product form alone: absolute error of the squared chord up to
+            differences, and keeps the relative error within 1e-5 (float32 points) or 1e-12 (float64); "exact" works
+            every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord up to
             ``4 sqrt(F) 2^-24 w_i w_j (|f_i|^2 + |f_j|^2)``, F features. Inside torch.compile "auto" is "fast".
 
     Returns:
         (..., N, M) in the points' type; half precision is worked in float32. Identical points are at distance 0 (not in
-        "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted; where many rows are needed at once they
+        "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted; blocks of rows of a large matrix
         are recomputed block by block in the backward pass, so memory stays that of the matrix.
 
     Raises:
@@ -83,7 +81,9 @@ def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: s
     with torch.no_grad():
         batch = x.shape[:-2].numel()
         rows = max(1, BLOCK_NUMBERS // max(1, m * batch))
-        found = [_smallest(_block(x[..., i : i + rows, :], y, manifold, precision), k) for i in range(0, max(n, 1), rows)]
+        found = [
+            _smallest(_block(x[..., i : i + rows, :], y, manifold, precision), k) for i in range(0, max(n, 1), rows)
+        ]
         indices = torch.cat(found, -2)
     chosen = _rows_of(y, indices)
     d2 = _pairs_of_rows(x, chosen, manifold).to(x.dtype)
@@ -146,15 +146,16 @@ def _block(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> T
         return d2.to(x.dtype)
     if torch._C._are_functorch_transforms_active():  # which pairs are near depends on the data; vmap forbids to ask
         return _every_pair(x, y, manifold).to(x.dtype)
-    picked = near.reshape(-1, *near.shape[-2:]).nonzero(as_tuple=True)
+    entries = x.shape[:-2].numel()
+    picked = near.reshape(entries, *near.shape[-2:]).nonzero(as_tuple=True)
     if picked[0].numel():
         batch, i, j = picked
         one = resolve(manifold)[0]
         if _has_batched_curvature(one):
             one = one.take_batch(x.shape[:-2], batch)
-        flat_x, flat_y = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, *y.shape[-2:])
+        flat_x, flat_y = x.reshape(entries, *x.shape[-2:]), y.reshape(entries, *y.shape[-2:])
         exact = pair_dist2(one, flat_x[batch, i].unsqueeze(-2), flat_y[batch, j].unsqueeze(-2)).squeeze(-1)
-        flat = d2.reshape(-1, *d2.shape[-2:])
+        flat = d2.reshape(entries, *d2.shape[-2:])
         d2 = flat.index_put(picked, exact.to(d2.dtype)).reshape(d2.shape)
     return d2.to(x.dtype)
 

@@ -13,9 +13,10 @@ class PoincareBall(Stereographic):
     .. math:: d(x, y) = \frac{2}{\sqrt{|\kappa|}}\,\mathrm{asinh}
         \sqrt{\frac{|\kappa|\,|x - y|^2}{(1 + \kappa|x|^2)(1 + \kappa|y|^2)}}
 
-    The metric at the origin is 4 I. Every formula, cap and error is that of :class:`Stereographic`; kappa stays negative.
+    The metric at the origin is 4 I. Formulas, caps and errors are those of :class:`Stereographic`; kappa stays below 0.
 
-    Sources: Ganea, Becigneul and Hofmann (2018), Hyperbolic neural networks; Ungar (2008), Analytic hyperbolic geometry.
+    Sources: Ganea, Becigneul and Hofmann (2018), Hyperbolic neural networks; Ungar (2008), Analytic hyperbolic
+    geometry.
     """
 
     _sign = -1

@@ -37,13 +37,19 @@ class Product(geoopt.ProductManifold):
 
     def ambient_dim(self, n: int) -> int:
         """The stored size; ValueError where the parts' dimensions do not add up to n."""
-        dims = [size - (m.ambient_dim(0) if hasattr(m, "ambient_dim") else 0) for m, size in zip(self.manifolds, self.sizes, strict=True)]
+        dims = [
+            size - (m.ambient_dim(0) if hasattr(m, "ambient_dim") else 0)
+            for m, size in zip(self.manifolds, self.sizes, strict=True)
+        ]
         if sum(dims) != n:
             raise ValueError(f"the parts of {self} have {' + '.join(map(str, dims))} = {sum(dims)} dimensions, not {n}")
         return self.n_elements
 
     def config(self) -> dict:
-        return {"type": "Product", "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)]}
+        return {
+            "type": "Product",
+            "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
+        }
 
     @torch.no_grad()
     def constrain_(self) -> None:
@@ -52,7 +58,9 @@ class Product(geoopt.ProductManifold):
                 m.constrain_()
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Product:
-        return Product(*((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True)))
+        return Product(
+            *((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True))
+        )
 
     def _each(self, method: str, *points: Tensor) -> list[Tensor]:
         """``method`` of every part on its slices of the points."""
@@ -218,7 +226,9 @@ class Scaled(geoopt.Manifold):
         if parts is None:
             return None
         scale = self.scale
-        found = tuple(p._replace(features=(p.features * scale).to(p.features.dtype), kappa=p.kappa / scale**2) for p in parts)
+        found = tuple(
+            p._replace(features=(p.features * scale).to(p.features.dtype), kappa=p.kappa / scale**2) for p in parts
+        )
         return found[0] if len(found) == 1 else found
 
     def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
@@ -285,7 +295,9 @@ class Scaled(geoopt.Manifold):
         return self.base._check_vector_on_tangent(x, u, atol=atol, rtol=rtol)
 
     def __repr__(self) -> str:
-        return f"Scaled({self.base}, scale={float(self.scale):g}" + (", learnable)" if self._learnable_scale is not None else ")")
+        return f"Scaled({self.base}, scale={float(self.scale):g}" + (
+            ", learnable)" if self._learnable_scale is not None else ")"
+        )
 
 
 def _take_batch(manifold: geoopt.Manifold, batch_shape: tuple[int, ...], index: Tensor) -> geoopt.Manifold:

@@ -24,7 +24,7 @@ NAMES = {
 
 
 def manifold_by_name(name: str, kappa: float | None = None) -> geoopt.Manifold:
-    """The manifold called ``name``: euclidean, poincare, lorentz, sphere or stereographic, of the given or default curvature.
+    """The manifold called euclidean, poincare, lorentz, sphere or stereographic, of the given or default curvature.
 
     Raises ValueError, with the names, for any other, and for a curvature given to flat space.
     """
@@ -54,16 +54,24 @@ def manifold_from_config(config: dict) -> geoopt.Manifold:
     if kind == "Euclidean":
         return Euclidean(config.get("ndim", 1))
     if kind not in kinds:
-        raise ValueError(f"not the configuration of a known manifold: {config!r}; known types: {', '.join([*kinds, 'Product', 'Scaled'])}")
+        raise ValueError(
+            f"not the configuration of a manifold: {config!r}; known types: {', '.join([*kinds, 'Product', 'Scaled'])}"
+        )
     kappa = config["kappa"]
-    return kinds[kind](torch.tensor(kappa, dtype=torch.float64) if isinstance(kappa, list) else kappa, config["learnable"])
+    return kinds[kind](
+        torch.tensor(kappa, dtype=torch.float64) if isinstance(kappa, list) else kappa, config["learnable"]
+    )
 
 
 def _product(m):
     if any(len(shape) != 1 for shape in m.shapes):
         return None
     parts = [resolve(part) for part in m.manifolds]
-    return Product(*((p, shape[0]) for (p, _), shape in zip(parts, m.shapes, strict=True))) if all(h for _, h in parts) else None
+    return (
+        Product(*((p, shape[0]) for (p, _), shape in zip(parts, m.shapes, strict=True)))
+        if all(h for _, h in parts)
+        else None
+    )
 
 
 def _scaled(m):
@@ -71,11 +79,16 @@ def _scaled(m):
     return Scaled(base, m.scale) if has_chord else None
 
 
+def _live(k: torch.Tensor) -> float | torch.Tensor:
+    """A curvature that gradients may ask for stays the tensor; any other is the number, whose sign is then known."""
+    return k if k.requires_grad or k.dim() else float(k)
+
+
 register_equivalent(geoopt.Euclidean, lambda m: Euclidean(m.ndim))
 register_equivalent(geoopt.Sphere, lambda m: Sphere())
-register_equivalent(geoopt.Stereographic, lambda m: Stereographic(m.k))
-register_equivalent(geoopt.PoincareBall, lambda m: PoincareBall(curvature.kappa_from_c(m.c)))
-register_equivalent(geoopt.SphereProjection, lambda m: Stereographic(m.k))
-register_equivalent(geoopt.Lorentz, lambda m: Lorentz(curvature.kappa_from_lorentz_k(m.k)))
+register_equivalent(geoopt.Stereographic, lambda m: Stereographic(_live(m.k)))
+register_equivalent(geoopt.PoincareBall, lambda m: PoincareBall(curvature.kappa_from_c(_live(m.c))))
+register_equivalent(geoopt.SphereProjection, lambda m: Stereographic(_live(m.k)))
+register_equivalent(geoopt.Lorentz, lambda m: Lorentz(curvature.kappa_from_lorentz_k(_live(m.k))))
 register_equivalent(geoopt.ProductManifold, _product)
 register_equivalent(geoopt.Scaled, _scaled)

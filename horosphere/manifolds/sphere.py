@@ -78,7 +78,7 @@ class Sphere(ConstantCurvature):
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """``<u, v>`` (v = u where it is left out)."""
         out = (u * (u if v is None else v)).sum(-1, keepdim=True)
-        out = out.expand(torch.broadcast_shapes(x.shape[:-1] + (1,), out.shape))
+        out = out.expand(torch.broadcast_shapes((*x.shape[:-1], 1), out.shape))
         return out if keepdim else out.squeeze(-1)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
@@ -173,7 +173,10 @@ class Sphere(ConstantCurvature):
         ratio = norm / _radius(self._kappa_at(x))
         if bool(((ratio - 1).abs() <= max(atol + rtol, 4 * torch.finfo(x.dtype).eps)).all()):
             return True, None
-        return False, f"a point has {float(ratio.min()):.6g} to {float(ratio.max()):.6g} times the sphere's radius; see projx"
+        return (
+            False,
+            f"a point has {float(ratio.min()):.6g} to {float(ratio.max()):.6g} times the sphere's radius; see projx",
+        )
 
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         inner = (x * u).sum(-1)

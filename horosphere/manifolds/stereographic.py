@@ -1,4 +1,4 @@
-"""The stereographic model: the Poincare ball, flat space and the projected sphere in one family, smooth through kappa = 0."""
+"""The stereographic model: Poincare ball, flat space and projected sphere in one family, smooth through kappa = 0."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Stereographic(ConstantCurvature):
         return self.expmap0((m * self.logmap0(x).unsqueeze(-2)).sum(-1))
 
     def random(self, *size, std: float = 1.0, dtype=None, device=None) -> Tensor:
-        """exp0 of normal vectors with standard deviation ``std / 2`` a coordinate (``std`` in the metric at the origin)."""
+        """exp0 of normal vectors whose standard deviation a coordinate is ``std`` in the metric at the origin."""
         return self.expmap0(torch.randn(*size, dtype=dtype, device=device) * (std / 2))
 
     def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
@@ -248,7 +248,10 @@ class Stereographic(ConstantCurvature):
         if self._known_sign() in (0, 1) or bool((gap > 0).all()):
             return True, None
         worst = float(gap.min())
-        return False, f"a point lies outside the ball of radius 1/sqrt|kappa|: 1 + kappa |x|^2 = {worst:.3g} <= 0; see projx"
+        return (
+            False,
+            f"a point lies outside the ball of radius 1/sqrt|kappa|: 1 + kappa |x|^2 = {worst:.3g} <= 0; see projx",
+        )
 
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         return True, None

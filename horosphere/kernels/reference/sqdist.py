@@ -66,8 +66,8 @@ def sqdist(xs: Sequence, ys: Sequence) -> tuple[Tensor, Tensor]:
 
     Returns:
         d2: (..., N, M), the sum of the parts' arc2.
-        near: (..., N, M) bool, pairs whose relative error may exceed the promised tolerance, near coincidence or near the
-            antipode of a part: the caller computes them from differences.
+        near: (..., N, M) bool, pairs whose relative error may exceed the promised tolerance, near coincidence or near
+            the antipode of a part: the caller computes them from differences.
     """
     total = doubt = near = None
     for x, y in zip(xs, ys, strict=True):
@@ -75,7 +75,12 @@ def sqdist(xs: Sequence, ys: Sequence) -> tuple[Tensor, Tensor]:
         d2 = arc2_of(u, _kappa_of_matrix(x.kappa, u) if isinstance(x.kappa, Tensor) else x.kappa)
         with torch.no_grad():
             # theta: where the error bound of u reaches 2 tol u, that is tol in d
-            theta = 2 * math.sqrt(x.features.shape[-1]) * _numerics.unit_roundoff(u.dtype) / _numerics.promised_tolerance(u.dtype)
+            theta = (
+                2
+                * math.sqrt(x.features.shape[-1])
+                * _numerics.unit_roundoff(u.dtype)
+                / _numerics.promised_tolerance(u.dtype)
+            )
             limit = theta * size
             slope = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0)
             part_doubt = slope * limit
