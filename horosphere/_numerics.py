@@ -162,15 +162,21 @@ def arc_factor(x: Tensor) -> Tensor:
     return torch.where(small, series, torch.where(x > 0, up, down))
 
 
-def sin_cos(s: Tensor) -> tuple[Tensor, Tensor]:
-    """``sin(r)/r`` and ``cos(r)`` for ``s = r^2 >= 0``, ``sinh(r)/r`` and ``cosh(r)`` for ``s = -r^2 < 0``."""
+def sin_cos(s: Tensor, sign: int | None = None) -> tuple[Tensor, Tensor]:
+    """``sin(r)/r`` and ``cos(r)`` for ``s = r^2 >= 0``, ``sinh(r)/r`` and ``cosh(r)`` for ``s = -r^2 < 0``.
+
+    ``sign`` is that of s where the caller knows it.
+    """
     small = s.abs() <= TRIG_SERIES_BOUND
+    r = torch.sqrt(torch.where(small, 1.0, s.abs()))
+    if sign is None:
+        up = s > 0
+        down = torch.where(up, 1.0, r)  # the branch not taken must not overflow either: its gradient would be 0 * inf
+        sine = torch.where(up, torch.sin(r), torch.sinh(down)) / r
+        cosine = torch.where(up, torch.cos(r), torch.cosh(down))
+    else:
+        sine, cosine = (torch.sin(r) / r, torch.cos(r)) if sign > 0 else (torch.sinh(r) / r, torch.cosh(r))
     inside = torch.where(small, s, 0.0)
-    r_up = torch.sqrt(torch.where(small | (s < 0), 1.0, s))
-    r_down = torch.sqrt(torch.where(small | (s > 0), 1.0, -s))
-    up = s > 0
-    sine = torch.where(up, torch.sin(r_up) / r_up, torch.sinh(r_down) / r_down)
-    cosine = torch.where(up, torch.cos(r_up), torch.cosh(r_down))
     return (
         torch.where(small, _polynomial(inside, SIN_SERIES), sine),
         torch.where(small, _polynomial(inside, COS_SERIES), cosine),
@@ -179,6 +185,9 @@ def sin_cos(s: Tensor) -> tuple[Tensor, Tensor]:
 
 def tanh_ratio(s: Tensor) -> Tensor:
     """``tanh(r)/r`` for ``s = -r^2 <= 0``; never overflows."""
+    if not _differentiated(s):
+        r = torch.sqrt(-s)
+        return torch.where(r > 0, torch.tanh(r) / r, 1.0)
     small = s.abs() <= TRIG_SERIES_BOUND
     inside = torch.where(small, s, 0.0)
     r = torch.sqrt(torch.where(small, 1.0, -s))
@@ -200,6 +209,13 @@ def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     product = a * b
     (ah, al), (bh, bl) = split(a), split(b)
     return product, ((ah * bh - product) + ah * bl + al * bh) + al * bl
+
+
+def product_with_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a * b`` in float64 and what its rounding left out; the gradient is that of the product."""
+    with torch.no_grad():
+        rest = _two_product(a.detach(), b.detach())[1]
+    return a * b, rest
 
 
 def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None) -> Tensor:

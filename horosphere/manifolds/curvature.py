@@ -57,24 +57,33 @@ class ConstantCurvature(geoopt.Manifold):
                 f"{type(self).__name__} got {name}={other[name]!r}: say the signed curvature instead, kappa=-c "
                 "(a ball with c = 1 has kappa = -1); horosphere.manifolds.curvature converts other conventions"
             )
-        value = kappa.detach() if isinstance(kappa, Tensor) else torch.as_tensor(kappa, dtype=torch.float64)
-        if not value.isfinite().all():
+        self._check_kappa(kappa)
+        self.register_buffer("_fixed_kappa", None)
+        self.register_parameter("_learnable_kappa", None)
+        self._number = None
+        if learnable:
+            value = kappa.detach().clone() if isinstance(kappa, Tensor) else torch.tensor(kappa, dtype=torch.float64)
+            self._learnable_kappa = torch.nn.Parameter(value)
+        elif isinstance(kappa, Tensor):
+            self._fixed_kappa = kappa
+        else:
+            self._number = float(kappa)
+
+    def _check_kappa(self, kappa: float | Tensor) -> None:
+        if isinstance(kappa, Tensor):
+            finite = bool(kappa.detach().isfinite().all())
+            allowed = self._sign is None or bool((kappa.detach() * self._sign > 0).all())
+        else:  # numbers are checked without tensors, so that torch.compile can trace a constructor
+            finite = math.isfinite(kappa)
+            allowed = self._sign is None or kappa * self._sign > 0
+        if not finite:
             raise ValueError(f"{type(self).__name__}: kappa must be finite, got {kappa}")
-        if self._sign is not None and not (value * self._sign > 0).all():
+        if not allowed:
             word, hint = ("negative", "-1.0") if self._sign < 0 else ("positive", "1.0")
             raise ValueError(
                 f"{type(self).__name__} needs a {word} sectional curvature (signed, as kappa={hint}), got {kappa}; "
                 "for kappa = 0 or a curvature that may change sign use Stereographic"
             )
-        self.register_buffer("_fixed_kappa", None)
-        self.register_parameter("_learnable_kappa", None)
-        self._number = None
-        if learnable:
-            self._learnable_kappa = torch.nn.Parameter(value.clone())
-        elif isinstance(kappa, Tensor):
-            self._fixed_kappa = kappa
-        else:
-            self._number = float(kappa)
 
     @property
     def kappa(self) -> float | Tensor:

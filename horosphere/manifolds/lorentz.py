@@ -160,7 +160,7 @@ class Lorentz(ConstantCurvature):
         reach = (_numerics.hyperboloid_max_radius(torch.float64) + radius).detach()
         step2 = self.inner(x, u, keepdim=True) / r2
         shrink = torch.where(step2 > reach * reach, reach / torch.where(step2 > 0, step2, 1.0).sqrt(), 1.0).detach()
-        sine, cosine = sin_cos(-step2 * shrink * shrink)
+        sine, cosine = sin_cos(-step2 * shrink * shrink, -1)
         return self._capped(cosine * space + sine * shrink * u[..., 1:], dtype)
 
     def expmap0(self, u: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere._numerics import arc2, arc_factor, safe_sqrt, sin_cos
+from horosphere._numerics import arc2, arc_factor, product_with_rest, safe_sqrt, sin_cos
 from horosphere.manifolds._float64 import as_points, in_float64
 from horosphere.manifolds.chord import Chord
 from horosphere.manifolds.curvature import ConstantCurvature
@@ -18,7 +18,7 @@ class Sphere(ConstantCurvature):
     .. math:: d(x, y) = R \angle(x, y) = 2 R\,\mathrm{atan2}\big(\sqrt{|\delta|^2 - c}, \sqrt{|s|^2 - c}\big),\quad
         \delta = x - y,\; s = x + y,\; c = (|x| - |y|)^2
 
-    which is exact for coincident, near and antipodal points alike. Points are stored with norm R (``projx``); the zero
+    which is exact for coincident, near and antipodal points alike (x is first brought to the norm of y). Points are stored with norm R (``projx``); the zero
     vector is projected to the origin, R e_1. Maps and distances are worked in float64.
 
     At exact antipodes ``logmap`` returns one of the shortest directions (the coordinate axis least aligned with x,
@@ -36,16 +36,22 @@ class Sphere(ConstantCurvature):
         return n + 1
 
     def chord(self, x: Tensor) -> Chord:
-        kappa = self._kappa_at(x)
-        norm = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=True)
-        weight = _radius(kappa) / norm
-        return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
+        # a weight R/|x| in place of this scaling is right for equal norms only: it adds (|x| - |y|)^2 to the chord
+        wide = x.to(torch.float64)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        features = wide * (_radius(self._kappa_at(x)) / norm)
+        return Chord(features.to(_numerics.fast_dtype(x.dtype)), None, 0, self.kappa)
 
     def _half_angles(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """sin^2 and cos^2 of half the angle between x and y, (..., 1)."""
-        delta, total = x - y, x + y
         nx = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         ny = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        # x is brought to the norm of y, without rounding: |delta|^2 - c cancels where the norms differ. The angle does not
+        # depend on the factor, so neither does its gradient.
+        factor = (ny / nx).detach()
+        x, rest = product_with_rest(x, factor)
+        nx = nx * factor
+        delta, total = (x - y) + rest, (x + y) + rest
         c = ((delta * total).sum(-1, keepdim=True) / (nx + ny)) ** 2
         sine = ((delta * delta).sum(-1, keepdim=True) - c).clamp(min=0.0)
         cosine = ((total * total).sum(-1, keepdim=True) - c).clamp(min=0.0)
@@ -107,7 +113,7 @@ class Sphere(ConstantCurvature):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """``cos(|u|/R) x + R sin(|u|/R) u/|u|``, put back on the sphere; smooth at u = 0."""
         kappa = self._kappa_at(x if x.dim() >= u.dim() else u)
-        sine, cosine = sin_cos(kappa * (u * u).sum(-1, keepdim=True))
+        sine, cosine = sin_cos(kappa * (u * u).sum(-1, keepdim=True), 1)
         return self.projx(cosine * x + sine * u)
 
     def expmap0(self, u: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class Stereographic(ConstantCurvature):
         elif sign == 0:
             return x + v
         elif sign == 1:
-            sine, cosine = sin_cos(s)
+            sine, cosine = sin_cos(s, 1)
         else:
             up_sine, up_cosine = sin_cos(s.clamp(min=0.0) + (s - s.clamp(min=0.0)).clamp(min=-1.0))
             inside = s >= -1  # between -1 and 0 both forms hold: the one that is smooth through 0 is taken
