@@ -1,0 +1,220 @@
+"""The command line: ``horosphere embed | evaluate | nearest | plot``."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Embed graphs and hierarchies in hyperbolic and other curved spaces, and look at the result.",
+)
+
+Edges = Annotated[
+    Path, typer.Argument(help="Edge list: two columns (child, parent), or three with a weight; tabs, commas or blanks.")
+]
+Model = Annotated[Path, typer.Argument(help="A file written by 'horosphere embed'.")]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Line 1 of the edge list names the columns / is an edge.")
+]
+
+
+@app.command()
+def embed(
+    edges: Edges,
+    out: Annotated[Path, typer.Option(help="Where to write the embedding (safetensors).")],
+    manifold: Annotated[str, typer.Option(help="poincare, lorentz, euclidean, sphere or stereographic.")] = "poincare",
+    kappa: Annotated[
+        float | None, typer.Option(help="Signed sectional curvature; default: the manifold's own.", show_default=False)
+    ] = None,
+    dim: Annotated[int, typer.Option(help="Dimension of the space.")] = 5,
+    closure: Annotated[bool, typer.Option("--closure", help="Add the transitive closure of the pairs.")] = False,
+    undirected: Annotated[bool, typer.Option("--undirected", help="Let each pair count in both directions.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw a picture here (png, svg or pdf).", show_default=False)
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 300,
+    learning_rate: Annotated[float, typer.Option(help="Rate per pair; falls linearly to 0.")] = 0.15,
+    negatives: Annotated[int, typer.Option(help="Nodes drawn against each pair.")] = 50,
+    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 100,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the state of the run here: the same command goes on where it was interrupted, to the same "
+            "bytes. Removed once OUT is written.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Epochs between two writes of the checkpoint.")] = 10,
+    seed: Annotated[int, typer.Option(help="Fixes every random draw.")] = 0,
+    header: Header = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no tables.")] = False,
+) -> None:
+    """Embed the graph of an edge list and print how well distances give it back."""
+    with _clear_errors():
+        from horosphere.embedding import GraphEmbedding, as_graph, read_edge_list
+        from horosphere.embedding.plot import check_ending
+
+        # What would fail after the training is looked at before it.
+        for path in (out, plot, checkpoint):
+            if path is not None and not Path(path).resolve().parent.is_dir():
+                raise FileNotFoundError(f"the folder of {path} does not exist")
+        if plot is not None:
+            check_ending(plot)
+        graph = as_graph(read_edge_list(edges, header=header))
+        model = GraphEmbedding(
+            _manifold(manifold, kappa),
+            dim,
+            closure=closure,
+            undirected=undirected,
+            n_epochs=epochs,
+            learning_rate=learning_rate,
+            n_negatives=negatives,
+            batch_size=batch_size,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            verbose=not quiet,
+            random_state=seed,
+        ).fit(graph)
+        model.save(out)
+        if plot is not None:
+            model.plot(plot)
+        if not quiet:
+            _print_scores(model, model.evaluate(graph))
+        if checkpoint is not None:
+            checkpoint.unlink(missing_ok=True)
+
+
+@app.command()
+def evaluate(
+    file: Model,
+    edges: Edges,
+    closure: Annotated[
+        bool | None,
+        typer.Option("--closure/--no-closure", help="Score the transitive closure; default: as it was trained."),
+    ] = None,
+    undirected: Annotated[
+        bool | None,
+        typer.Option("--undirected/--directed", help="Let each pair count both ways; default: as it was trained."),
+    ] = None,
+    header: Header = None,
+) -> None:
+    """Score an embedding against an edge list: mean rank and mean average precision."""
+    with _clear_errors():
+        from horosphere.embedding import GraphEmbedding, read_edge_list
+
+        model = GraphEmbedding.load(file)
+        if closure is not None:
+            model.set_params(closure=closure)
+        if undirected is not None:
+            model.set_params(undirected=undirected)
+        _print_scores(model, model.evaluate(read_edge_list(edges, header=header)))
+
+
+@app.command()
+def nearest(
+    file: Model,
+    label: Annotated[str, typer.Argument(help="A node of the graph.")],
+    k: Annotated[int, typer.Option("-k", help="How many neighbours.")] = 10,
+) -> None:
+    """List the nodes nearest to a node by geodesic distance."""
+    with _clear_errors():
+        from horosphere.embedding import GraphEmbedding
+
+        model = GraphEmbedding.load(file)
+        found = model.kneighbors(_as_in(model.nodes_, label), k)
+        rows = [(str(name), f"{distance:.6g}") for name, distance in zip(*found, strict=True)]
+        _print_table(f"nearest to {label}", ("node", "distance"), rows)
+
+
+@app.command()
+def plot(file: Model, out: Annotated[Path, typer.Argument(help="The picture (png, svg or pdf).")]) -> None:
+    """Draw an embedding: the Poincare disk with geodesic edges, or the plane."""
+    with _clear_errors():
+        from horosphere.embedding import GraphEmbedding
+
+        GraphEmbedding.load(file).plot(out)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"horosphere {version('horosphere')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """A user's mistake is one line on stderr and exit code 1; warnings are lines without the place in our code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        try:
+            yield
+        except (ValueError, TypeError, OSError) as error:
+            if isinstance(error, OSError) and error.strerror:
+                error = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+
+def _manifold(name: str, kappa: float | None) -> Any:
+    from horosphere.manifolds import manifold_by_name
+
+    manifold = manifold_by_name(name)
+    if kappa is None:
+        return manifold
+    if not hasattr(manifold, "kappa"):
+        raise ValueError(f"--kappa {kappa}: {name} space has no curvature to choose")
+    return type(manifold)(kappa=kappa)
+
+
+def _as_in(nodes: list, label: str) -> Any:
+    """The node written so: the string itself, else the number it spells."""
+    return next((node for node in nodes if node == label), next((node for node in nodes if str(node) == label), label))
+
+
+def _print_scores(model: Any, scores: Any) -> None:
+    pairs = "transitive closure" if model.closure else "pairs as given"
+    rows = [
+        ("manifold", f"{model.manifold_}, {model.n_components} dimensions"),
+        ("nodes", f"{scores.n_nodes:,}"),
+        ("edges", f"{scores.n_edges:,} ({pairs}{', both directions' if model.undirected else ''})"),
+        ("mean rank", f"{scores.mean_rank:.4f}"),
+        ("MAP", f"{scores.map:.4f}"),
+        ("candidates", f"{scores.n_candidates:,} a node, its other true neighbours left out"),
+    ]
+    _print_table(None, ("reconstruction", ""), rows)
+
+
+def _print_table(title: str | None, columns: tuple[str, str], rows: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # Text: a label such as "[red]" is a label, not markup.
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    app()

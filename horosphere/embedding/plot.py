@@ -1,0 +1,234 @@
+"""A picture of an embedding: the Poincare disk with geodesic edges, or the plane."""
+
+import io
+import os
+import re
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from horosphere.embedding.graph import Graph
+from horosphere.embedding.io import write_atomically
+
+__all__ = ["depths", "figure_of", "geodesics", "to_disk", "write_figure"]
+
+_SAMPLES = 48  # Points on an arc: below a pixel of a chord's error in a picture of 2,000 pixels.
+_SYNSET = re.compile(r"^(.+)\.[nvars]\.\d+$")
+
+
+def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
+    """The points in the open unit disk, as complex numbers.
+
+    Two-dimensional hyperbolic points are shown as they are, x -> sqrt(|kappa|) x. In more dimensions the points
+    (t, s) of the hyperboloid are moved by an isometry so that their centre (normalised mean) is the origin,
+    s is projected onto its two principal axes, (t, s1, s2) is scaled back to the hyperboloid: (t, s1, s2) /
+    sqrt(t^2 - s1^2 - s2^2), and shown by s / (1 + t).
+
+    Args:
+        points: (N, D) stored numbers.
+        manifold: a ball, a stereographic model of negative curvature or a hyperboloid.
+
+    Raises:
+        ValueError: for another manifold, or points of fewer than two dimensions.
+    """
+    kind = _kind(manifold)
+    if kind not in ("ball", "hyperboloid"):
+        raise ValueError(f"a disk picture needs a hyperbolic space, got {manifold}")
+    scaled = points * np.sqrt(-float(manifold.kappa))
+    dimension = points.shape[1] - (kind == "hyperboloid")
+    if dimension < 2:
+        raise ValueError(f"a disk picture needs points of at least 2 dimensions, got {dimension}")
+    if kind == "ball" and dimension == 2:
+        return scaled[:, 0] + 1j * scaled[:, 1]
+    if kind == "hyperboloid":
+        space = scaled[:, 1:]
+    else:
+        space = 2 * scaled / (1 - np.sum(scaled**2, axis=1, keepdims=True))
+    time = np.sqrt(1 + np.sum(space**2, axis=1))
+    if dimension > 2:
+        time, space = _centred(time, space)
+        axes = np.linalg.svd(space - space.mean(axis=0), full_matrices=False)[2][:2]
+        space = space @ axes.T
+        # The plane's points have time sqrt(1 + s1^2 + s2^2) once the scale is right; the scale is the norm left over.
+        norm = np.sqrt(time**2 - np.sum(space**2, axis=1))
+        time, space = time / norm, space / norm[:, None]
+    flat = space / (1 + time)[:, None]
+    return flat[:, 0] + 1j * flat[:, 1]
+
+
+def _centred(time: np.ndarray, space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The Lorentz boost that takes the normalised mean of the points to (1, 0)."""
+    t, s = time.mean(), space.mean(axis=0)
+    norm = np.sqrt(t**2 - s @ s)
+    t, s = t / norm, s / norm
+    along = space @ s
+    return t * time - along, space + np.outer(along / (1 + t) - time, s)
+
+
+def geodesics(start: np.ndarray, end: np.ndarray, samples: int = _SAMPLES) -> np.ndarray:
+    """Points on the geodesics of the unit disk, evenly spaced in hyperbolic length: (E, samples, 2).
+
+    gamma(t) = a + tanh(t artanh |w|) w/|w| (Mobius addition), w = (b - a) / (1 - conj(a) b): an arc of the circle
+    through a and b that meets the boundary at right angles.
+    """
+    a, b = start[:, None], end[:, None]
+    w = (b - a) / (1 - a.conj() * b)
+    length = np.minimum(np.abs(w), 1 - 2.0**-53)
+    direction = np.divide(w, length, out=np.zeros_like(w), where=length > 0)
+    p = np.tanh(np.linspace(0, 1, samples) * np.arctanh(length)) * direction
+    z = (p + a) / (1 + a.conj() * p)
+    return np.stack([z.real, z.imag], axis=-1)
+
+
+def depths(graph: Graph, radius: np.ndarray) -> np.ndarray:
+    """Steps from the top: from the nodes that are only targets (parents); in a component without one, from its
+    innermost node."""
+    n = len(graph.nodes)
+    below: list[list[int]] = [[] for _ in range(n)]
+    around: list[list[int]] = [[] for _ in range(n)]
+    for u, v in graph.edges.tolist():
+        below[v].append(u)
+        around[u].append(v)
+        around[v].append(u)
+    depth = np.full(n, -1)
+    is_child = np.bincount(graph.edges[:, 0], minlength=n) > 0
+    roots = [i for i in range(n) if not is_child[i]]
+    _spread(depth, roots, below)
+    for i in np.argsort(radius, kind="stable").tolist():
+        if depth[i] < 0:
+            _spread(depth, [i], around)
+    return depth
+
+
+def _spread(depth: np.ndarray, roots: list[int], neighbours: list[list[int]]) -> None:
+    depth[roots] = 0
+    queue = deque(roots)
+    while queue:
+        i = queue.popleft()
+        for j in neighbours[i]:
+            if depth[j] < 0:
+                depth[j] = depth[i] + 1
+                queue.append(j)
+
+
+def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True):
+    """Draw nodes, edges and names.
+
+    Hyperbolic spaces appear as the Poincare disk (`to_disk`), flat space as the plane of its two principal axes (two
+    dimensions: as it is). Colour is depth below the top of the hierarchy, size the number of direct children; edges are
+    the given pairs, not their closure.
+
+    Args:
+        points: (N, D) stored numbers.
+        manifold: hyperbolic or Euclidean.
+        graph: the given pairs.
+        labels: write names, the best connected nodes first, where they fit.
+
+    Returns:
+        A `matplotlib.figure.Figure` with an Agg canvas; pyplot and its state are not touched.
+
+    Raises:
+        ValueError: for other manifolds and for points of fewer than two dimensions.
+    """
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Circle
+
+    hyperbolic = _kind(manifold) != "flat"
+    if hyperbolic:
+        z = to_disk(points, manifold)
+    else:
+        z = _plane(points)
+    depth = depths(graph, np.abs(z))
+    pairs = np.unique(np.sort(graph.edges, axis=1), axis=0)
+    children = np.bincount(graph.edges[:, 1], minlength=len(z))
+
+    figure = Figure(figsize=(10, 10), dpi=200, layout=None)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    colours = colormaps["viridis"](0.95 * depth / max(1, depth.max()))
+    if hyperbolic:
+        arcs = geodesics(z[pairs[:, 0]], z[pairs[:, 1]])
+        axes.add_patch(Circle((0, 0), 1, facecolor="#fbfbfd", edgecolor="#3a3a44", linewidth=1.2, zorder=0))
+    else:
+        ends = z[pairs]
+        arcs = np.stack([ends.real, ends.imag], axis=-1)
+    lower = np.where(depth[pairs[:, 0]] > depth[pairs[:, 1]], pairs[:, 0], pairs[:, 1])
+    alpha = float(np.clip(20 / np.sqrt(len(pairs)), 0.3, 0.8))
+    axes.add_collection(LineCollection(list(arcs), colors=colours[lower], linewidths=0.6, alpha=alpha, zorder=1))
+    order = np.argsort(-depth, kind="stable")
+    sizes = 5 + 5 * np.sqrt(children)
+    axes.scatter(
+        z.real[order], z.imag[order], s=sizes[order], c=colours[order], linewidths=0.3, edgecolors="white", zorder=2
+    )
+    if hyperbolic:
+        limit = 1.2 if labels else 1.02
+        axes.set_xlim(-limit, limit)
+        axes.set_ylim(-limit, limit)
+    else:
+        axes.margins(0.08)
+    if labels:
+        from horosphere.embedding.labels import write_labels
+
+        names = [short_name(label) for label in graph.nodes]
+        write_labels(axes, z, names, priority=np.lexsort((depth, -children)), on_disk=hyperbolic)
+    return figure
+
+
+def short_name(label: Any) -> str:
+    """How a label is written: WordNet's dog.n.01 as dog, underscores as blanks."""
+    text = str(label)
+    match = _SYNSET.match(text)
+    return (match[1] if match else text).replace("_", " ")
+
+
+def check_ending(path: str | os.PathLike) -> str:
+    """The picture format that a file's ending names.
+
+    Raises:
+        ValueError: for an ending that matplotlib does not know.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    ending = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if ending not in known:
+        raise ValueError(f"{os.fspath(path)}: the ending must name a picture format, one of {', '.join(sorted(known))}")
+    return ending
+
+
+def write_figure(figure: Any, path: str | os.PathLike) -> None:
+    """Write a figure, whole or not at all, in the format of the file's ending (`check_ending`)."""
+    ending = check_ending(path)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=ending, bbox_inches="tight", pad_inches=0.1)
+    write_atomically(path, buffer.getvalue())
+
+
+def _plane(points: np.ndarray) -> np.ndarray:
+    if points.shape[1] < 2:
+        raise ValueError(f"a picture needs points of at least 2 dimensions, got {points.shape[1]}")
+    if points.shape[1] > 2:
+        centred = points - points.mean(axis=0)
+        points = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    return points[:, 0] + 1j * points[:, 1]
+
+
+def _kind(manifold: Any) -> str:
+    from horosphere.manifolds import Euclidean, Lorentz, Stereographic
+
+    if isinstance(manifold, Euclidean):
+        return "flat"
+    if isinstance(manifold, Lorentz):
+        return "hyperboloid"
+    if isinstance(manifold, Stereographic) and float(manifold.kappa) < 0:
+        return "ball"
+    raise ValueError(
+        f"pictures are drawn of hyperbolic (PoincareBall, Stereographic with kappa < 0, Lorentz) and Euclidean "
+        f"embeddings, not of {manifold}"
+    )
