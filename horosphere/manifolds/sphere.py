@@ -18,8 +18,8 @@ class Sphere(ConstantCurvature):
     .. math:: d(x, y) = R \angle(x, y) = 2 R\,\mathrm{atan2}\big(\sqrt{|\delta|^2 - c}, \sqrt{|s|^2 - c}\big),\quad
         \delta = x - y,\; s = x + y,\; c = (|x| - |y|)^2
 
-    which is exact for coincident, near and antipodal points alike (x is first brought to the norm of y). Points are stored with norm R (``projx``); the zero
-    vector is projected to the origin, R e_1. Maps and distances are worked in float64.
+    which is exact for coincident, near and antipodal points alike (x is first brought to the norm of y). Points are stored
+    with norm R (``projx``); the zero vector is projected to the origin, R e_1. Maps and distances are worked in float64.
 
     At exact antipodes ``logmap`` returns one of the shortest directions (the coordinate axis least aligned with x,
     made tangent), of norm pi R, and ``transp`` leaves the vector as it is.
