@@ -119,9 +119,10 @@ def _parser(lines: list[tuple[int, str]]) -> Callable[[str], Columns]:
     """The separator that makes two or three columns of the most lines; tabs before commas before blanks."""
     parsers = (_separated("\t"), _separated(","), _blank_separated)
 
-    def fitting(parse: Callable[[str], Columns]) -> int:
+    def fitting(parse: Callable[[str], Columns]) -> tuple[int, int]:
         widths = [len(columns) if isinstance(columns := parse(line), list) else 0 for _, line in lines]
-        return max(widths.count(2), widths.count(3))
+        # The second number only chooses what to call the columns of a file that none fits.
+        return max(widths.count(2), widths.count(3)), len(widths) - widths.count(1)
 
     return max(parsers, key=fitting)
 

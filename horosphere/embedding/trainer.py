@@ -136,15 +136,18 @@ def train(
     Returns:
         The points and the mean loss of each epoch.
     """
-    table, losses = start.clone(), []
+    points, losses = start, []
     checkpoint = None
     if checkpoint_path is not None:
         digest = run_digest(graph, start, schedule, manifold, n_fixed)
         checkpoint = Checkpoint(checkpoint_path, checkpoint_every, digest)
         if (saved := checkpoint.load()) is not None:
-            table, losses = saved
+            points, losses = saved
     draws = _Draws(graph, schedule, n_fixed)
-    table = ManifoldParameter(table, manifold)
+    table = ManifoldParameter(points, manifold)
+    with torch.no_grad():
+        # Projecting a point of a sphere again may turn its last bit: these are on the manifold already.
+        table.copy_(points)
     optimizer = RiemannianSGD([table], lr=schedule.learning_rate)
     view = table.detach().numpy()
     with _one_thread():
