@@ -4,6 +4,7 @@ from horosphere.manifolds.chord import Chord, chord_of, register_equivalent
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.pairwise import Neighbors, cdist, knn
+from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
 from horosphere.manifolds.registry import manifold_by_name, manifold_from_config
@@ -14,12 +15,14 @@ __all__ = [
     "Chord",
     "Euclidean",
     "Lorentz",
+    "ManifoldParameter",
     "Neighbors",
     "PoincareBall",
     "Product",
     "Scaled",
     "Sphere",
     "Stereographic",
+    "allow_loading",
     "cdist",
     "chord_of",
     "knn",
@@ -27,3 +30,6 @@ __all__ = [
     "manifold_from_config",
     "register_equivalent",
 ]
+
+for _manifold in (Euclidean, Lorentz, PoincareBall, Product, Scaled, Sphere, Stereographic):
+    allow_loading(_manifold)
