@@ -37,16 +37,40 @@ def pair_distances(points: Tensor, index: Tensor, manifold) -> Tensor:
 
 
 def _squared_chord(part: Chord, index: Tensor) -> Tensor:
-    features, weight, time_dims, _ = part
-    f = embedding(index, features)
-    difference = f[:, :1] - f[:, 1:]
-    u = difference.square().sum(-1)
-    if time_dims:
-        u = (u - 2 * difference[..., :time_dims].square().sum(-1)).clamp(min=0.0)
-    if weight is not None:
-        w = embedding(index, weight.unsqueeze(-1)).squeeze(-1)
-        u = u * (w[:, :1] * w[:, 1:])
-    return u
+    weight = torch.ones_like(part.features[:, 0]) if part.weight is None else part.weight
+    packed = torch.cat([part.features, weight.unsqueeze(-1)], dim=-1)
+    return _SquaredChord.apply(packed, index, part.time_dims)
+
+
+class _SquaredChord(torch.autograd.Function):
+    """u = w_u w_v <f_u - f_v, f_u - f_v>_J of indexed rows [f, w]: one gather, one scatter, where autograd's own way
+    through slices makes a zero-filled copy of everything for each of them."""
+
+    @staticmethod
+    def forward(ctx, packed: Tensor, index: Tensor, time_dims: int) -> Tensor:
+        rows = embedding(index, packed)
+        difference = rows[:, :1, :-1] - rows[:, 1:, :-1]
+        lowered = difference
+        if time_dims:
+            lowered = torch.cat([-difference[..., :time_dims], difference[..., time_dims:]], dim=-1)
+        square = (difference * lowered).sum(-1).clamp_(min=0.0)
+        weight = rows[..., -1]
+        ctx.save_for_backward(index, lowered, square, weight)
+        ctx.n_rows = len(packed)
+        return square * (weight[:, :1] * weight[:, 1:])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        index, lowered, square, weight = ctx.saved_tensors
+        out = torch.empty(*index.shape, lowered.shape[-1] + 1, dtype=grad.dtype, device=grad.device)
+        pull = (2 * grad * weight[:, :1] * weight[:, 1:]).unsqueeze(-1) * lowered
+        out[:, 0, :-1] = pull.sum(1)
+        torch.neg(pull, out=out[:, 1:, :-1])
+        scaled = grad * square
+        out[:, 0, -1] = (scaled * weight[:, 1:]).sum(1)
+        torch.mul(scaled, weight[:, :1], out=out[:, 1:, -1])
+        table = torch.zeros(ctx.n_rows, out.shape[-1], dtype=grad.dtype, device=grad.device)
+        return table.index_add_(0, index.reshape(-1), out.flatten(0, 1)), None, None
 
 
 def ranking_loss(points: Tensor, index: Tensor, manifold) -> Tensor:
