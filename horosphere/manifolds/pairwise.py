@@ -39,8 +39,8 @@ def cdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = Fa
         squared: return squared distances.
         precision: "auto" computes pairs that the product form does not resolve (near coincidence, near antipodes) from
             differences, and keeps the relative error within 1e-5 (float32 points) or 1e-12 (float64); "exact" works
-            every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord up to
-            ``4 sqrt(F) 2^-24 w_i w_j (|f_i|^2 + |f_j|^2)``, F features. Inside torch.compile "auto" is "fast".
+            every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord u up
+            to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64. Inside torch.compile "auto" is "fast".
 
     Returns:
         (..., N, M) in the points' type; half precision is worked in float32. Identical points are at distance 0 (not in

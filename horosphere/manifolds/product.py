@@ -195,6 +195,10 @@ class Scaled(geoopt.Manifold):
                 return value
         return self._number
 
+    def _scale_number(self) -> float:
+        # float() of a Parameter warns
+        return self.scale.item() if isinstance(self.scale, Tensor) else self.scale
+
     name = "Scaled"
     ndim = property(lambda self: self.base.ndim)
     reversible = property(lambda self: self.base.reversible)
@@ -206,7 +210,7 @@ class Scaled(geoopt.Manifold):
         return {
             "type": "Scaled",
             "base": self.base.config(),
-            "scale": float(self.scale),
+            "scale": self._scale_number(),
             "learnable": self._learnable_scale is not None,
         }
 
@@ -295,7 +299,7 @@ class Scaled(geoopt.Manifold):
         return self.base._check_vector_on_tangent(x, u, atol=atol, rtol=rtol)
 
     def __repr__(self) -> str:
-        return f"Scaled({self.base}, scale={float(self.scale):g}" + (
+        return f"Scaled({self.base}, scale={self._scale_number():g}" + (
             ", learnable)" if self._learnable_scale is not None else ")"
         )
 
