@@ -1,0 +1,181 @@
+"""The promise about distances, against 60-digit arithmetic on exactly the stored numbers.
+
+"exact", "auto" and ``manifold.dist``: relative error at most 1e-5 in float32 and 1e-12 in float64 (1e-11 with a point beyond radius 10
+of a hyperboloid); "fast": a bound on the squared chord. Every example is a batch whose pairs are near (along and across the radius),
+at the rim, far out, antipodal, and all mixtures of these.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mpmath import mpf
+
+import horosphere as hs
+from horosphere import _numerics
+from horosphere.kernels.reference.sqdist import product_chord2
+from tests.manifolds import hard_pairs, oracle
+
+DTYPES = (torch.float32, torch.float64)
+ROWS = 12
+examples = settings(
+    max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+seeds = st.integers(0, 2**32 - 1)
+dims = st.sampled_from((1, 2, 3, 5, 10, 64))
+
+
+def mixed(scale: float = 1.0, learnable: bool = False) -> hs.Product:
+    return hs.Product(
+        (hs.PoincareBall(-1.0 / scale, learnable), 3),
+        (hs.Sphere(1.0 * scale), 4),
+        (hs.Euclidean(), 2),
+        (hs.Stereographic(0.3, learnable), 2),
+        (hs.Lorentz(-0.5 * scale), 4),
+    )
+
+
+KAPPAS = {
+    hs.PoincareBall: (-1.0, -0.3, -25.0, -1e-6),
+    hs.Stereographic: (-0.7, -1e-6, 0.0, 1e-6, 0.5, 1.0),
+    hs.Sphere: (1.0, 0.25, 1e-6),
+    hs.Lorentz: (-1.0, -2.0, -1e-6),
+}
+FAMILIES = {
+    "Euclidean": st.builds(hs.Euclidean),
+    **{
+        cls.__name__: st.builds(cls, st.sampled_from(kappas), learnable=st.booleans()) for cls, kappas in KAPPAS.items()
+    },
+    "Product": st.builds(mixed, st.sampled_from((1.0, 0.1)), st.booleans()),
+    "Scaled": st.builds(
+        lambda base, scale, learnable: hs.Scaled(base(), scale, learnable),
+        st.sampled_from((mixed, lambda: hs.PoincareBall(-0.3), lambda: hs.Sphere(2.0), lambda: hs.Lorentz(-0.5))),
+        st.sampled_from((1e-3, 0.7, 40.0)),
+        st.booleans(),
+    ),
+}
+
+
+def assert_within(found: torch.Tensor, true: np.ndarray, tolerance: torch.Tensor, covered: torch.Tensor, what: str):
+    error = np.where(covered.numpy(), oracle.relative_error(found, true) / tolerance.numpy(), 0.0)
+    i, j = np.unravel_index(error.argmax(), error.shape)
+    assert error[i, j] <= 1, (
+        f"{what}: pair {i, j} at distance {mpmath.nstr(true[i, j], 17)} came out {found[i, j].item():.17g}: "
+        f"{error[i, j]:.3g} times the tolerance {tolerance[i, j]:.0e}"
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "float64"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_distances_keep_the_promise(family, dtype):
+    @examples
+    @given(manifold=FAMILIES[family], dim=dims, seed=seeds)
+    def check(manifold, dim, seed):
+        x, y = hard_pairs.stored(manifold, np.random.default_rng(seed), ROWS, dim, dtype)
+        true = oracle.matrix(manifold, x, y)
+        covered, tolerance = hard_pairs.promised(manifold, x, y), hard_pairs.tolerance(manifold, x, y)
+        assert covered.float().mean() > 0.5, "the points do not exercise the promise"
+        for precision in ("auto", "exact"):
+            found = hs.cdist(x, y, manifold, precision=precision)
+            assert found.dtype == dtype
+            assert_within(found, true, tolerance, covered, f"cdist {precision}, {manifold}, dim {dim}")
+        assert_within(manifold.dist(x[:, None], y), true, tolerance, covered, f"dist, {manifold}, dim {dim}")
+        squared = manifold.dist2(x[:, None], y)
+        assert_within(squared.double().sqrt(), true, tolerance, covered, f"dist2, {manifold}, dim {dim}")
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "float64"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_identical_points_are_exactly_0_apart(family, dtype):
+    @examples
+    @given(manifold=FAMILIES[family], dim=dims, seed=seeds)
+    def check(manifold, dim, seed):
+        x, _ = hard_pairs.stored(manifold, np.random.default_rng(seed), ROWS, dim, dtype)
+        zero = torch.zeros(ROWS, dtype=dtype)
+        for precision in ("auto", "exact"):
+            assert torch.equal(hs.cdist(x, x.clone(), manifold, precision=precision).diagonal(), zero)
+        assert torch.equal(manifold.dist(x, x.clone()), zero)
+        assert torch.equal(manifold.dist2(x, x.clone()), zero)
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "float64"))
+@pytest.mark.parametrize("kappa", (1.0, 0.25, 1e-6))
+def test_antipodes_are_half_a_great_circle_apart(kappa, dtype):
+    rng = np.random.default_rng(0)
+    for manifold in (hs.Sphere(kappa), hs.Stereographic(kappa)):
+        x = torch.from_numpy(rng.normal(size=(20, 3)) * kappa**-0.5).to(dtype)
+        if isinstance(manifold, hs.Sphere):
+            x = manifold.projx(x)
+            y = -x
+        else:
+            y = -x / (kappa * (x * x).sum(-1, keepdim=True))
+        tolerance = torch.full((20, 20), _numerics.promised_tolerance(dtype), dtype=torch.float64)
+        true = oracle.matrix(manifold, x, y)
+        assert abs(float(true[0, 0]) * kappa**0.5 - math.pi) < 1e-6
+        for precision in ("auto", "exact"):
+            found = hs.cdist(x, y, manifold, precision=precision)
+            assert_within(found, true, tolerance, torch.ones(20, 20, dtype=bool), f"{manifold} {precision}")
+
+
+# the squared chord by the oracle's distance: 4/kappa sin^2(sqrt(kappa) d/2), sinh for kappa < 0, and d^2 for 0
+def chord2(d: mpf, kappa: float) -> mpf:
+    if kappa == 0:
+        return d * d
+    root = mpmath.sqrt(abs(mpf(kappa)))
+    s = mpmath.sin(root * d / 2) if kappa > 0 else mpmath.sinh(root * d / 2)
+    return 4 * s * s / abs(mpf(kappa))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "float64"))
+@pytest.mark.parametrize("family", ("Euclidean", "PoincareBall", "Stereographic", "Sphere", "Lorentz"))
+def test_fast_keeps_its_bound_on_the_squared_chord(family, dtype):
+    @examples
+    @given(manifold=FAMILIES[family], dim=dims, seed=seeds)
+    def check(manifold, dim, seed):
+        x, y = hard_pairs.stored(manifold, np.random.default_rng(seed), ROWS, dim, dtype)
+        covered = hard_pairs.promised(manifold, x, y).numpy()
+        kappa = hard_pairs.curvature_of(manifold)
+        a, b = hs.chord_of(manifold, x), hs.chord_of(manifold, y)
+        u, size = (t.detach().double() for t in product_chord2(a, b))
+        with mpmath.workdps(oracle.DIGITS):
+            exact = [[chord2(d, kappa) for d in row] for row in oracle.matrix(manifold, x, y)]
+            error = np.array(
+                [
+                    [float(abs(mpf(v) - t)) for v, t in zip(*rows, strict=True)]
+                    for rows in zip(u.tolist(), exact, strict=True)
+                ]
+            )
+        # inner products of F terms, and four roundings of weights and their products, which count for F < 4 only
+        bound = 4 * _numerics.unit_roundoff(dtype) * (math.sqrt(a.features.shape[-1]) * size + u.abs()).numpy()
+        assert (error <= bound)[covered].all(), (
+            f"{manifold}, dim {dim}: {(error / bound)[covered].max():.3g} of the bound"
+        )
+        fast = hs.cdist(x, y, manifold, precision="fast", squared=True).detach().double()
+        flat_enough = (u >= 0) & (kappa * u < 3)  # nearer to the antipode arc2 magnifies a rounding of u
+        torch.testing.assert_close(
+            fast[flat_enough], _numerics.arc2(u, kappa)[flat_enough], rtol=20 * torch.finfo(dtype).eps, atol=0.0
+        )
+
+    check()
+
+
+def test_the_oracle_gives_known_distances():
+    x = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    y = torch.tensor([0.1, -0.2], dtype=torch.float64)
+    assert float(oracle.distance(hs.PoincareBall(-1.0), x, y)) == pytest.approx(1.385123994547563, rel=1e-15)
+    assert float(oracle.distance(hs.PoincareBall(-0.5), x, y)) == pytest.approx(1.320929868677592, rel=1e-15)
+    assert float(oracle.distance(hs.Stereographic(0.0), x, y)) == pytest.approx(2 * math.sqrt(0.4), rel=1e-15)
+    pole, side = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 3.0, 0.0])
+    assert float(oracle.distance(hs.Sphere(0.25), pole, side)) == pytest.approx(math.pi, rel=1e-15)
+    far = torch.tensor([0.0, math.sinh(2.0), 0.0], dtype=torch.float64)
+    assert float(oracle.distance(hs.Lorentz(-1.0), torch.zeros(3), far)) == pytest.approx(2.0, rel=1e-15)
