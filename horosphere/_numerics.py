@@ -55,6 +55,15 @@ def promised_tolerance(dtype: torch.dtype) -> float:
     return 1e-12 if dtype == torch.float64 else 1e-5
 
 
+def mean_tolerance(dtype: torch.dtype) -> float:
+    """Length of the mean tangent at a Frechet mean, relative to the root mean square distance, at which iteration ends."""
+    return 1e-10 if dtype == torch.float64 else 1e-6
+
+
+# A sum of squared lengths of logarithms on the hyperboloid is known to 4e-12 of itself at radius 15: a smaller rise may be
+# rounding, and the residual decides.
+OBJECTIVE_NOISE = 1e-9
+
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
 MIN_ABS_KAPPA = 1e-8
 
