@@ -10,6 +10,7 @@ from horosphere import manifolds, optim
 from horosphere.manifolds import (
     Chord,
     Euclidean,
+    FrechetMean,
     Lorentz,
     ManifoldParameter,
     Neighbors,
@@ -20,7 +21,10 @@ from horosphere.manifolds import (
     Stereographic,
     cdist,
     chord_of,
+    convert,
+    frechet_mean,
     knn,
+    midpoint,
 )
 
 __version__ = "0.1.0"
@@ -29,6 +33,7 @@ _LAZY = ("data", "embedding", "testing")
 __all__ = [
     "Chord",
     "Euclidean",
+    "FrechetMean",
     "Lorentz",
     "ManifoldParameter",
     "Neighbors",
@@ -39,10 +44,13 @@ __all__ = [
     "Stereographic",
     "cdist",
     "chord_of",
+    "convert",
     "data",
     "embedding",
+    "frechet_mean",
     "knn",
     "manifolds",
+    "midpoint",
     "optim",
     "testing",
 ]

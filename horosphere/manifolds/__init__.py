@@ -1,8 +1,18 @@
-"""Geometry: the manifolds, their chords, distance matrices and nearest neighbours."""
+"""Geometry: the manifolds, their chords, distance matrices, nearest neighbours, means and conversions."""
 
 from horosphere.manifolds.chord import Chord, chord_of, register_equivalent
+from horosphere.manifolds.convert import (
+    ball_to_hyperboloid,
+    ball_to_klein,
+    convert,
+    hyperboloid_to_ball,
+    hyperboloid_to_klein,
+    klein_to_ball,
+    klein_to_hyperboloid,
+)
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
+from horosphere.manifolds.mean import FrechetMean, frechet_mean, midpoint
 from horosphere.manifolds.pairwise import Neighbors, cdist, knn
 from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
 from horosphere.manifolds.poincare import PoincareBall
@@ -14,6 +24,7 @@ from horosphere.manifolds.stereographic import Stereographic
 __all__ = [
     "Chord",
     "Euclidean",
+    "FrechetMean",
     "Lorentz",
     "ManifoldParameter",
     "Neighbors",
@@ -23,11 +34,20 @@ __all__ = [
     "Sphere",
     "Stereographic",
     "allow_loading",
+    "ball_to_hyperboloid",
+    "ball_to_klein",
     "cdist",
     "chord_of",
+    "convert",
+    "frechet_mean",
+    "hyperboloid_to_ball",
+    "hyperboloid_to_klein",
+    "klein_to_ball",
+    "klein_to_hyperboloid",
     "knn",
     "manifold_by_name",
     "manifold_from_config",
+    "midpoint",
     "register_equivalent",
 ]
 
