@@ -16,8 +16,8 @@ from horosphere.manifolds.chord import chords, resolve
 from horosphere.manifolds.pairs import pair_dist2
 
 PRECISIONS = ("auto", "exact", "fast")
-# Numbers in one block of rows: 2^22 float64 are 32 MiB, several of which are alive at a time.
-BLOCK_NUMBERS = 2**22
+# Numbers in one block of rows: 2^20 float64 are 8 MiB, several of which are alive at a time.
+BLOCK_NUMBERS = 2**20
 
 
 class Neighbors(NamedTuple):
