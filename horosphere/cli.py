@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,9 +145,9 @@ def plot(file: Model, out: Annotated[Path, typer.Argument(help="The picture (png
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from horosphere import __version__
 
-        print(f"horosphere {version('horosphere')}")
+        print(f"horosphere {__version__}")
         raise typer.Exit
 
 
@@ -163,6 +164,7 @@ def _main(
 def _clear_errors() -> Iterator[None]:
     """A user's mistake is one line on stderr and exit code 1; warnings are lines without the place in our code."""
     with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             yield
@@ -179,7 +181,7 @@ def _manifold(name: str, kappa: float | None) -> Any:
     manifold = manifold_by_name(name)
     if kappa is None:
         return manifold
-    if not hasattr(manifold, "kappa"):
+    if "kappa" not in signature(type(manifold)).parameters:
         raise ValueError(f"--kappa {kappa}: {name} space has no curvature to choose")
     return type(manifold)(kappa=kappa)
 

@@ -83,7 +83,13 @@ def test_synset_names_are_shortened():
 
 @pytest.mark.parametrize(
     ("manifold", "dimension"),
-    [(PoincareBall(), 2), (PoincareBall(kappa=-2.0), 5), (Lorentz(), 2), (Stereographic(kappa=-1.0), 2), (Euclidean(), 2)],
+    [
+        (PoincareBall(), 2),
+        (PoincareBall(kappa=-2.0), 5),
+        (Lorentz(), 2),
+        (Stereographic(kappa=-1.0), 2),
+        (Euclidean(), 2),
+    ],
 )
 def test_figure_holds_every_node_and_edge_and_labels_without_overlap(manifold, dimension):
     model = GraphEmbedding(manifold, dimension, closure=True, n_epochs=15, random_state=0).fit(TREE)

@@ -1,0 +1,166 @@
+"""The command line as a new user meets it: results, one-line errors, and a run that survives kill -9."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import horosphere
+from horosphere.cli import app
+
+FIVE = "dog\tmammal\ncat\tmammal\nmammal\tanimal\nfish\tanimal\nNA\tfish\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("five.tsv").write_text(FIVE)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def embed(*arguments, edges="five.tsv"):
+    return run("embed", edges, "--out", "five.safetensors", "--epochs", 30, *arguments)
+
+
+def test_the_whole_way(here):
+    done = embed("--dim", 2, "--closure", "--plot", "five.png")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"MAP\W+\d\.\d{4}", done.stdout) and "transitive closure" in done.stdout
+    assert "30/30" in done.stderr
+    assert Path("five.png").read_bytes().startswith(b"\x89PNG")
+    done = run("evaluate", "five.safetensors", "five.tsv", "--closure")
+    assert done.exit_code == 0 and "8 (transitive closure)" in done.stdout
+    assert "5 (pairs as given)" in run("evaluate", "five.safetensors", "five.tsv", "--no-closure").stdout
+    done = run("nearest", "five.safetensors", "NA", "-k", 3)
+    assert done.exit_code == 0 and len(re.findall(r"\d\.\d{3,}", done.stdout)) == 3
+    assert run("plot", "five.safetensors", "again.svg").exit_code == 0 and Path("again.svg").exists()
+
+
+def test_seeds_decide_the_bytes(here):
+    contents = []
+    for seed in (0, 0, 1):
+        assert embed("--seed", seed, "--quiet").exit_code == 0
+        contents.append(Path("five.safetensors").read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+
+
+@pytest.mark.parametrize("options", [("--manifold", "lorentz"), ("--kappa", "-0.5"), ("--manifold", "euclidean")])
+def test_manifolds(here, options):
+    assert embed("--undirected", *options).exit_code == 0
+    assert run("nearest", "five.safetensors", "dog").exit_code == 0
+
+
+def test_quiet_prints_nothing(here):
+    done = embed("--quiet")
+    assert done.exit_code == 0 and not done.output
+
+
+def test_weights_and_numbers_and_header(here):
+    Path("w.csv").write_text("source,target,weight\n1,2,0.5\n3,2,2\n4,3,1\n")
+    assert "looks like a header" in embed(edges="w.csv").stderr
+    assert embed("--header", edges="w.csv").exit_code == 0
+    assert run("nearest", "five.safetensors", "3").exit_code == 0
+
+
+def test_a_warning_is_one_line(here):
+    Path("five.tsv").write_text(FIVE + "dog\tdog\n")
+    done = embed()
+    assert done.exit_code == 0 and "warning: left out 1 self-loop: " in done.stderr
+    assert "UserWarning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", (), "five.tsv: no edges in this file"),
+        ("child\tparent\na\tb\n", (), "five.tsv, line 1: 'child\\tparent' looks like a header"),
+        ("a\tb\nc\n", (), "five.tsv, line 2: 'c' has 1 column"),
+        ("a,b,c\n", (), "must be a weight"),
+        ("a,b,1\nc,d,nan\n", (), "line 2: 'c,d,nan' has the weight nan"),
+        ("a a\n", (), "no edges between different nodes (only 1 self-loops)"),
+        (FIVE, ("--manifold", "torus"), "torus"),
+        (FIVE, ("--dim", "0"), "n_components must be at least 1, got 0"),
+        (FIVE, ("--kappa", "1"), "kappa"),
+        (FIVE, ("--manifold", "euclidean", "--kappa", "-1"), "no curvature"),
+        (FIVE, ("--epochs", "0"), "n_epochs"),
+        (FIVE, ("--plot", "p.abc"), "p.abc: the ending must name a picture format"),
+        (FIVE, ("--plot", "nowhere/p.png"), "the folder of nowhere/p.png does not exist"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(here, content, options, message):
+    Path("five.tsv").write_text(content)
+    done = embed("--quiet", *options)
+    assert done.exit_code == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+    assert not Path("five.safetensors").exists()
+
+
+def test_mistakes_with_files_and_nodes(here):
+    assert embed("--quiet").exit_code == 0
+    Path("text.safetensors").write_text("no model")
+    for arguments, message in [
+        (("embed", "none.tsv", "--out", "x"), "error: none.tsv: No such file or directory"),
+        (("nearest", "five.safetensors", "dg"), "error: the node 'dg' is not in the embedding; similar: dog"),
+        (("nearest", "five.safetensors", "dog", "-k", "0"), "error: k must be at least 1"),
+        (("nearest", "text.safetensors", "dog"), "error: text.safetensors is not a whole safetensors file"),
+        (("nearest", "none.safetensors", "dog"), "error: none.safetensors does not exist"),
+        (("plot", "five.safetensors", "p.abc"), "error: p.abc: the ending"),
+    ]:
+        done = run(*arguments)
+        assert done.exit_code == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+    Path("other.tsv").write_text("cow\tmammal\n")
+    assert "1 of 2 nodes are not in the embedding: 'cow'" in run("evaluate", "five.safetensors", "other.tsv").stderr
+
+
+def test_usage_errors_have_exit_code_two(here):
+    assert run("embed", "five.tsv").exit_code == 2
+    assert run("embed", "five.tsv", "--out", "x", "--dim", "two").exit_code == 2
+
+
+def test_version_and_help():
+    assert run("--version").stdout == f"horosphere {horosphere.__version__}\n"
+    assert "embed" in run("--help").stdout
+
+
+def test_kill_9_in_the_middle_then_again_gives_the_bytes_of_an_undisturbed_run(here):
+    edges = Path("tree.tsv")
+    edges.write_text("".join(f"n{i}\tn{(i - 1) // 2}\n" for i in range(1, 60)))
+    command = [sys.executable, "-m", "horosphere.cli", "embed", "tree.tsv", "--closure", "--dim", "3"]
+    command += ["--epochs", "100", "--checkpoint-every", "1"]
+    subprocess.run([*command, "--out", "undisturbed", "--quiet"], check=True)
+
+    kept = [*command, "--out", "resumed", "--checkpoint", "state"]
+    running = subprocess.Popen(kept, stderr=subprocess.PIPE, env={**os.environ, "TQDM_MININTERVAL": "0"})
+    shown = b""
+    while not re.search(rb" [1-6]\d/100", shown):  # the bar stands in the middle: epochs 10 to 69
+        piece = running.stderr.read1(4096)
+        assert piece, f"the run ended before it could be killed: {shown!r}"
+        shown += piece
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    running.stderr.close()
+    assert Path("state").exists() and not Path("resumed").exists()
+
+    done = subprocess.run(kept, capture_output=True, text=True, check=True)
+    assert "200/100" in done.stderr and " 1/100" not in done.stderr
+    assert Path("resumed").read_bytes() == Path("undisturbed").read_bytes()
+    assert not Path("state").exists()
+
+
+def test_a_checkpoint_of_other_settings_is_refused(here):
+    from horosphere.embedding import GraphEmbedding
+
+    GraphEmbedding(n_epochs=2, checkpoint="state", random_state=0).fit("five.tsv")
+    done = embed("--checkpoint", "state", "--quiet")
+    assert done.exit_code == 1 and "belongs to another graph or to other settings" in done.stderr
+    assert Path("state").exists()
