@@ -195,6 +195,10 @@ class Scaled(geoopt.Manifold):
                 return value
         return self._number
 
+    def _wide_scale(self) -> float | Tensor:
+        # in float64: the square of a float32 scale would be rounded to float32
+        return self.scale.to(torch.float64) if isinstance(self.scale, Tensor) else self.scale
+
     def _scale_number(self) -> float:
         # float() of a Parameter warns
         return self.scale.item() if isinstance(self.scale, Tensor) else self.scale
@@ -229,7 +233,7 @@ class Scaled(geoopt.Manifold):
         parts = chords(self.base, x)
         if parts is None:
             return None
-        scale = self.scale
+        scale = self._wide_scale()
         found = tuple(
             p._replace(features=(p.features * scale).to(p.features.dtype), kappa=p.kappa / scale**2) for p in parts
         )
@@ -237,33 +241,33 @@ class Scaled(geoopt.Manifold):
 
     def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
         """Squared distance of broadcast pairs (..., D), in float64."""
-        return self.scale**2 * pair_dist2(self.base, x, y)
+        return self._wide_scale() ** 2 * pair_dist2(self.base, x, y)
 
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Squared distance: ``scale**2`` times the base's."""
         base = self.base.dist2(x, y, keepdim=keepdim)
-        return (self.scale**2 * base).to(base.dtype)
+        return (self._wide_scale() ** 2 * base).to(base.dtype)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Distance: ``scale`` times the base's."""
         base = self.base.dist(x, y, keepdim=keepdim)
-        return (self.scale * base).to(base.dtype)
+        return (self._wide_scale() * base).to(base.dtype)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         base = self.base.inner(x, u, v, keepdim=keepdim)
-        return (self.scale**2 * base).to(base.dtype)
+        return (self._wide_scale() ** 2 * base).to(base.dtype)
 
     def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
         base = self.base.component_inner(x, u, v)
-        return (self.scale**2 * base).to(base.dtype)
+        return (self._wide_scale() ** 2 * base).to(base.dtype)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         base = self.base.norm(x, u, keepdim=keepdim)
-        return (self.scale * base).to(base.dtype)
+        return (self._wide_scale() * base).to(base.dtype)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         base = self.base.egrad2rgrad(x, u)
-        return (base / self.scale**2).to(base.dtype)
+        return (base / self._wide_scale() ** 2).to(base.dtype)
 
     def projx(self, x: Tensor) -> Tensor:
         return self.base.projx(x)
