@@ -54,9 +54,9 @@ def frechet_mean(
 
     Karcher flow :math:`m \leftarrow \exp_m(t\, H^{-1} \sum_i w_i \log_m x_i)` in float64, from the midpoint (where
     there is none, from the heaviest point). H is the Hessian of half the objective where the curvature is a known
-    constant <= 0, and the identity elsewhere; t is 1, halved while the objective would rise. Products are solved part
-    by part. On positive curvature the mean is unique when the points lie in an open half-sphere; otherwise a local
-    one is found.
+    constant <= 0, and the identity elsewhere; t is 1 and halved until the objective falls enough (Armijo). Products are
+    solved part by part. On positive curvature the mean is unique when the points lie in an open half-sphere;
+    otherwise a local one is found.
 
     Args:
         x: points (..., N, D), N >= 1.
@@ -303,12 +303,15 @@ def _flow(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor, tol: f
         direction = _newton(point, logs, tangent, manifold, w, None) if known else tangent
         trial = manifold.expmap(point, along(step) * direction)
         new = _pull(trial, x, manifold, w)
+        # Armijo: a quarter of the fall that the slope promises; below rounding the mean tangent itself has to shrink
+        slope = manifold.inner(point, tangent, direction).squeeze(-1)
         rise = new[2] - objective
-        better = active & ((rise <= 0) | ((rise <= _numerics.OBJECTIVE_NOISE * objective) & (new[3] < residual)))
+        resolved = slope > _numerics.OBJECTIVE_NOISE * objective
+        better = active & torch.where(resolved, rise <= -0.5 * step * slope, new[3] < residual)
         point = torch.where(along(better), trial, point)
         logs, tangent = torch.where(along(better), new[0], logs), torch.where(along(better), new[1], tangent)
         objective, residual = torch.where(better, new[2], objective), torch.where(better, new[3], residual)
-        step = torch.where(better, (2 * step).clamp(max=1.0), step / 2)
+        step = torch.where(better, (1.25 * step).clamp(max=1.0), step / 2)
         iterations = iterations + active
     return FrechetMean(point, converged(), iterations, residual)
 

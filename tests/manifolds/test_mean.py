@@ -156,6 +156,22 @@ def test_widely_spread_hyperbolic_points_converge_fast(name, radius):
     assert found.converged.all() and found.iterations.max() <= 6
 
 
+class PlainBall(hs.PoincareBall):
+    """A ball with a distance of its own: nothing but its maps is known, so the flow goes without the Hessian."""
+
+    def dist(self, x, y, *, keepdim=False):
+        return super().dist(x, y, keepdim=keepdim)
+
+
+def test_steps_are_halved_where_the_plain_flow_overshoots():
+    torch.manual_seed(11)
+    u = torch.nn.functional.normalize(torch.randn(4, 15, 3, dtype=torch.float64), dim=-1)
+    x = hs.PoincareBall().expmap0(3.0 * u)  # distance 6 from the origin: the Hessian reaches 6, steps of 1 overshoot
+    found = frechet_mean(x, PlainBall(), max_iter=300)
+    assert found.converged.all()
+    torch.testing.assert_close(found.mean, frechet_mean(x, hs.PoincareBall()).mean, rtol=1e-9, atol=1e-9)
+
+
 def test_points_spread_over_half_the_sphere_converge():
     torch.manual_seed(4)
     x = torch.randn(16, 30, 3, dtype=torch.float64)
