@@ -1,7 +1,7 @@
 """Points at which distances are hard to compute: near pairs, the rim, far out, antipodes; all mixed in one batch.
 
-Everything is drawn from one numpy generator, so that an example is a seed; points are rounded to the dtype under test, and
-only pairs within the promise are compared (:func:`promised`).
+Everything is drawn from one numpy generator, so that an example is a seed; points are rounded to the dtype under
+test, and only pairs within the promise are compared (:func:`promised`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _neighbours(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def _radii(rng: np.random.Generator, n: int, manifold) -> np.ndarray:
-    """Euclidean norms in units of 1/sqrt|kappa| that cover the model: near 0, in the middle, at the limit of the promise."""
+    """Euclidean norms in units of 1/sqrt|kappa| that cover the model: near 0, in the middle, at the limit of the
+    promise.
+    """
     third = n // 3
     small = 10.0 ** rng.uniform(-6, -1, third)
     if isinstance(manifold, hs.Lorentz):
@@ -56,7 +58,9 @@ def _radii(rng: np.random.Generator, n: int, manifold) -> np.ndarray:
 
 
 def points(manifold, rng: np.random.Generator, n: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """x, y (n, stored size): y_i is a hard partner of x_i, and the other pairs are a mixture. dim is the intrinsic dimension."""
+    """x, y (n, stored size): y_i is a hard partner of x_i, and the other pairs are a mixture. dim is the intrinsic
+    dimension.
+    """
     if isinstance(manifold, hs.Scaled):
         return points(manifold.base, rng, n, dim)
     if isinstance(manifold, hs.Product):
@@ -115,7 +119,9 @@ def interior(manifold, x: torch.Tensor) -> torch.Tensor:
 
 
 def promised(manifold, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """(N, M) which pairs the promise covers: interior points that are equal or at least 1e-6 |x| apart, in every part."""
+    """(N, M) which pairs the promise covers: interior points that are equal or at least 1e-6 |x| apart, in every
+    part.
+    """
     if isinstance(manifold, hs.Scaled):
         return promised(manifold.base, x, y)
     if isinstance(manifold, hs.Product):
@@ -133,7 +139,9 @@ def promised(manifold, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def tolerance(manifold, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """(N, M) the promised relative error: 1e-5, 1e-12, or 1e-11 with a float64 point beyond radius 10 of a hyperboloid."""
+    """(N, M) the promised relative error: 1e-5, 1e-12, or 1e-11 with a float64 point beyond radius 10 of a
+    hyperboloid.
+    """
     out = torch.full((len(x), len(y)), 1e-5 if x.dtype == torch.float32 else 1e-12, dtype=torch.float64)
     if x.dtype == torch.float32:
         return out

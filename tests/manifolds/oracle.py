@@ -2,9 +2,9 @@
 
 The formulas are the ambient ones (arc cosine of an inner product), which lose half of their digits on near pairs: of 60
 that is no loss, and they share nothing with the code under test. Points of the ball and of the stereographic model are
-lifted to the hyperboloid or sphere first. The exact point is what "Precision" promises about: the stored vector (flat, ball,
-stereographic), the direction of the stored vector (sphere), the spatial part with exact time (hyperboloid); kappa and scale are
-the stored values, widened.
+lifted to the hyperboloid or sphere first. The exact point is what "Precision" promises about: the stored vector
+(flat, ball, stereographic), the direction of the stored vector (sphere), the spatial part with exact time
+(hyperboloid); kappa and scale are the stored values, widened.
 """
 
 from __future__ import annotations

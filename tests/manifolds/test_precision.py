@@ -1,8 +1,8 @@
 """The promise about distances, against 60-digit arithmetic on exactly the stored numbers.
 
-"exact", "auto" and ``manifold.dist``: relative error at most 1e-5 in float32 and 1e-12 in float64 (1e-11 with a point beyond radius 10
-of a hyperboloid); "fast": a bound on the squared chord. Every example is a batch whose pairs are near (along and across the radius),
-at the rim, far out, antipodal, and all mixtures of these.
+"exact", "auto" and ``manifold.dist``: relative error at most 1e-5 in float32 and 1e-12 in float64 (1e-11 with a
+point beyond radius 10 of a hyperboloid); "fast": a bound on the squared chord. Every example is a batch whose
+pairs are near (along and across the radius), at the rim, far out, antipodal, and all mixtures of these.
 """
 
 from __future__ import annotations

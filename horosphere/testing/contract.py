@@ -1,0 +1,349 @@
+"""ManifoldContract: what a manifold must satisfy, whatever it is, as pytest tests derived from one method."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.pairwise import cdist, knn
+from horosphere.manifolds.registry import manifold_from_config
+
+_each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+_POINTS = 12
+
+
+class ManifoldContract:
+    """Inherit, say how the manifold is made, and pytest runs every law on it in float32 and float64.
+
+    .. code-block:: python
+
+        class TestMyManifold(hs.testing.ManifoldContract):
+            size = 3                                  # numbers that store one point
+
+            def make_manifold(self):
+                return MyManifold()
+
+    Only :meth:`make_manifold` must be given. A law about an optional method (logmap, transp, random, a chord) that the
+    manifold does not have is skipped with that reason. Errors are measured in the manifold's own distance and
+    norm, as a share of 1 + the size of what is compared.
+
+    Attributes:
+        size: stored numbers of a point; for a product its ``n_elements``, else 4.
+        tolerances: law -> (float32, float64); override entries with ``{**ManifoldContract.tolerances, "exp": (...,
+        ...)}``.
+    """
+
+    size: int | None = None
+    tolerances = {  # noqa: RUF012 - read only; a subclass replaces it
+        "diagonal": (0.0, 0.0),
+        "symmetry": (2e-6, 1e-13),
+        "triangle": (1e-5, 1e-12),
+        "exp": (1e-5, 1e-12),
+        "log": (1e-4, 1e-11),
+        "project": (1e-6, 1e-14),
+        "transport": (1e-4, 1e-11),
+        "gradient": (1e-5, 1e-12),
+        "fast": (1e-3, 1e-11),
+        "pairwise": (2e-5, 2e-12),
+        "cast": (2e-6, 2e-6),
+    }
+
+    def make_manifold(self) -> geoopt.Manifold:
+        raise NotImplementedError("a ManifoldContract says in make_manifold() which manifold it tests")
+
+    def sample(self, n: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """n points (n, size) to test at, by default ``manifold.random``; take all randomness from ``generator``."""
+        manifold = self.make_manifold()
+        seed = int(torch.randint(2**31, (), generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _required(manifold.random, n, self._size(manifold), dtype=dtype).as_subclass(Tensor)
+
+    # what the laws are made of
+
+    def _size(self, manifold) -> int:
+        return self.size or getattr(manifold, "n_elements", None) or 4
+
+    def _points(self, dtype: torch.dtype, count: int = 2, n: int = _POINTS) -> tuple:
+        """The manifold and ``count`` batches of points."""
+        generator = torch.Generator().manual_seed(7)
+        return self.make_manifold(), *(self.sample(n, dtype, generator) for _ in range(count))
+
+    def _tangent(self, manifold, x: Tensor, seed: int = 0, length: float | None = None) -> Tensor:
+        """A random tangent vector at each x, of the given Riemannian length."""
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(x.dtype)
+        with torch.no_grad():
+            u = manifold.proju(x, noise)
+            return u if length is None else manifold.proju(x, u * (length / manifold.norm(x, u, keepdim=True)))
+
+    def _tolerance(self, law: str, dtype: torch.dtype) -> float:
+        return self.tolerances[law][0 if dtype == torch.float32 else 1]
+
+    def _assert_small(self, law: str, error: Tensor, size: Tensor | float = 0.0):
+        share = (error / (1 + torch.as_tensor(size).abs())).detach()
+        limit = self._tolerance(law, error.dtype)
+        assert bool(share.isfinite().all()) and float(share.max()) <= limit, (
+            f"error {float(share.max()):.3g} at point {int(share.argmax())}, tolerance {limit:.1g} ({law})"
+        )
+
+    def _assert_same_point(self, law: str, manifold, a: Tensor, b: Tensor, size: Tensor | float = 0.0):
+        assert a.dtype == b.dtype
+        self._assert_small(law, manifold.dist(a, b), size)
+
+    def _assert_same_vector(self, law: str, manifold, x: Tensor, a: Tensor, b: Tensor):
+        assert a.dtype == b.dtype
+        self._assert_small(law, manifold.norm(x, manifold.proju(x, a - b)), manifold.norm(x, b))
+
+    # distance
+
+    @_each_dtype
+    def test_distance_is_zero_on_the_diagonal(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        self._assert_small("diagonal", manifold.dist(x, x.clone()))
+        self._assert_small("diagonal", manifold.dist2(x, x.clone()))
+
+    @_each_dtype
+    def test_distance_is_positive_and_symmetric(self, dtype):
+        manifold, x, y = self._points(dtype)
+        there, back = manifold.dist(x, y), manifold.dist(y, x)
+        assert there.dtype == dtype and there.shape == x.shape[:-1]
+        assert (there > 0).all()
+        self._assert_small("symmetry", (there - back).abs(), there)
+        assert torch.equal(manifold.dist(x, y, keepdim=True), there.unsqueeze(-1))
+        torch.testing.assert_close(manifold.dist2(x, y), there**2)
+        assert manifold.dist(x[:, None], y).shape == (len(x), len(y))
+
+    @_each_dtype
+    def test_triangle_inequality(self, dtype):
+        manifold, x, y, z = self._points(dtype, 3)
+        direct = manifold.dist(x[:, None], z)[:, None]
+        detour = manifold.dist(x[:, None], y)[:, :, None] + manifold.dist(y[:, None], z)
+        self._assert_small("triangle", (direct - detour).clamp(min=0.0), direct)
+
+    @_each_dtype
+    def test_gradient_of_the_distance_is_finite_at_coincident_points(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        for distance in (manifold.dist, manifold.dist2):
+            a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+            for grad in torch.autograd.grad(distance(a, b).sum(), (a, b)):
+                assert grad.isfinite().all()
+                assert grad.abs().max() <= 1e-3, "the gradient of a distance at its minimum is 0"
+
+    # exponential and logarithm
+
+    @_each_dtype
+    def test_exp_undoes_log(self, dtype):
+        manifold, x, y = self._points(dtype)
+        u = _required(manifold.logmap, x, y)
+        self._assert_same_point("exp", manifold, manifold.expmap(x, u), y, manifold.dist(x, y))
+
+    @_each_dtype
+    @pytest.mark.parametrize("length", [1e-3, 0.5])
+    def test_log_undoes_exp(self, dtype, length):
+        manifold, x = self._points(dtype, 1)
+        u = self._tangent(manifold, x, length=length)
+        self._assert_same_vector("log", manifold, x, _required(manifold.logmap, x, manifold.expmap(x, u)), u)
+
+    @_each_dtype
+    def test_length_of_log_is_the_distance(self, dtype):
+        manifold, x, y = self._points(dtype)
+        d = manifold.dist(x, y)
+        self._assert_small("log", (manifold.norm(x, _required(manifold.logmap, x, y)) - d).abs(), d)
+
+    @_each_dtype
+    def test_exp_travels_the_length_of_the_vector(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        for t in (1e-3, 0.1, 0.5):
+            u = self._tangent(manifold, x, length=t)
+            self._assert_small("exp", (manifold.dist(manifold.expmap(x, u), x) - t).abs())
+
+    @_each_dtype
+    def test_exp_and_log_at_zero(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        a, u = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
+        out = manifold.expmap(a, u)
+        self._assert_same_point("project", manifold, out, x)
+        for grad in torch.autograd.grad(out.sum(), (a, u)):
+            assert grad.isfinite().all(), "the gradient of exp at the zero vector is not finite"
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        out = _required(manifold.logmap, a, b)
+        assert out.abs().max() <= self._tolerance("project", dtype)
+        for grad in torch.autograd.grad(out.sum(), (a, b)):
+            assert grad.isfinite().all(), "the gradient of log at the point itself is not finite"
+
+    def test_retraction_agrees_with_exp_to_second_order(self):
+        manifold, x = self._points(torch.float64, 1)
+        gaps = []
+        for t in (2e-3, 1e-3):
+            u = self._tangent(manifold, x, length=t)
+            gaps.append(manifold.dist(manifold.retr(x, u), manifold.expmap(x, u)))
+        assert gaps[0].max() <= 1e-4, "a retraction moves along its vector"
+        assert (gaps[1] <= gaps[0] / 3 + 1e-10).all(), "halving the step must quarter the difference"
+
+    # projections, transport, gradient
+
+    @_each_dtype
+    def test_projection_of_points(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        noise = 3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+        once = manifold.projx(noise)
+        assert once.dtype == dtype
+        _assert_on(manifold, once)
+        torch.testing.assert_close(manifold.projx(once), once, rtol=self._tolerance("project", dtype), atol=0.0)
+        torch.testing.assert_close(manifold.projx(x), x, rtol=self._tolerance("project", dtype), atol=1e-30)
+
+    @_each_dtype
+    def test_projection_of_vectors(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        u = self._tangent(manifold, x)
+        good, reason = manifold.check_vector_on_tangent(x, u, explain=True)
+        assert good, reason
+        self._assert_same_vector("project", manifold, x, manifold.proju(x, u), u)
+
+    @_each_dtype
+    def test_transport_is_an_isometry(self, dtype):
+        manifold, x, y = self._points(dtype)
+        u, v = self._tangent(manifold, x, 1), self._tangent(manifold, x, 2)
+        moved_u, moved_v = (_required(manifold.transp, x, y, w) for w in (u, v))
+        size = manifold.norm(x, u) * manifold.norm(x, v)
+        self._assert_small("transport", (manifold.inner(y, moved_u, moved_v) - manifold.inner(x, u, v)).abs(), size)
+        self._assert_small("transport", (manifold.norm(y, moved_u) - manifold.norm(x, u)).abs(), manifold.norm(x, u))
+
+    @_each_dtype
+    def test_transport_turns_the_geodesic_round(self, dtype):
+        manifold, x, y = self._points(dtype)
+        there, back = _required(manifold.logmap, x, y), manifold.logmap(y, x)
+        self._assert_same_vector("transport", manifold, y, _required(manifold.transp, x, y, there), -back)
+
+    @_each_dtype
+    def test_transport_to_the_same_point_changes_nothing(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        v = self._tangent(manifold, x)
+        self._assert_same_vector("project", manifold, x, _required(manifold.transp, x, x.clone(), v), v)
+
+    @_each_dtype
+    def test_riemannian_gradient_represents_the_differential(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        egrad = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+        v = self._tangent(manifold, x, 4)
+        gradient = manifold.egrad2rgrad(x, egrad)
+        size = manifold.norm(x, gradient) * manifold.norm(x, v)
+        self._assert_small("gradient", (manifold.inner(x, gradient, v) - (egrad * v).sum(-1)).abs(), size)
+
+    # points and copies
+
+    @_each_dtype
+    def test_random_and_origin_are_on_the_manifold(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        size = self._size(manifold)
+        drawn = _required(manifold.random, 2, 5, size, dtype=dtype)
+        origin = _required(manifold.origin, 3, size, dtype=dtype)
+        assert drawn.dtype == origin.dtype == dtype
+        assert drawn.shape == (2, 5, size) and origin.shape == (3, size)
+        for points in (x, drawn, origin):
+            _assert_on(manifold, points)
+        assert manifold.dist(drawn[0], drawn[1]).min() > 0
+
+    def test_copies_keep_the_distance(self):
+        manifold, x, y = self._points(torch.float64)
+        d = manifold.dist(x, y)
+        for twin in (copy.deepcopy(manifold), pickle.loads(pickle.dumps(manifold))):
+            assert type(twin) is type(manifold)
+            assert torch.equal(twin.dist(x, y), d)
+            theirs = {p.data_ptr() for p in twin.parameters()}
+            assert theirs.isdisjoint(p.data_ptr() for p in manifold.parameters()), "a copy shares its parameters"
+
+    def test_config_round_trip(self):
+        manifold, x, y = self._points(torch.float64)
+        if not hasattr(manifold, "config"):
+            pytest.skip(f"{manifold} has no config()")
+        config = json.loads(json.dumps(manifold.config()))
+        twin = self.manifold_from_config(config)
+        assert type(twin) is type(manifold) and twin.config() == manifold.config()
+        assert len(list(twin.parameters())) == len(list(manifold.parameters()))
+        assert torch.equal(twin.dist(x, y), manifold.dist(x, y))
+
+    def manifold_from_config(self, config: dict) -> geoopt.Manifold:
+        """How a configuration is read back: a manifold of your own with ``config()`` overrides this."""
+        return manifold_from_config(config)
+
+    @_each_dtype
+    def test_cast(self, dtype):
+        manifold, x, y = self._points(dtype)
+        d = manifold.dist(x, y).detach()
+        for target in (torch.float64, torch.float32):
+            manifold = manifold.to(target)
+            assert all(p.dtype == target for p in manifold.parameters())
+            found = manifold.dist(x, y)
+            assert found.dtype == dtype, "the type of a distance is that of the points"
+            self._assert_small("cast", (found - d).abs(), d)
+
+    # derivatives
+
+    @pytest.mark.parametrize("function", ["dist", "dist2", "expmap", "logmap"])
+    def test_derivatives(self, function):
+        manifold, x, y = self._points(torch.float64, n=2)
+        second = self._tangent(manifold, x, length=0.3) if function == "expmap" else y
+        self._gradcheck(lambda a, b: _required(getattr(manifold, function), a, b), manifold, x, second)
+
+    def test_derivatives_of_cdist(self):
+        manifold, x, y = self._points(torch.float64, n=2)
+        _require_chord(manifold)
+        for precision in ("auto", "exact"):
+            self._gradcheck(lambda a, b, p=precision: cdist(a, b, manifold, precision=p), manifold, x, y)
+
+    def _gradcheck(self, function, manifold, x: Tensor, y: Tensor):
+        inputs = (x.clone().requires_grad_(), y.clone().requires_grad_(), *manifold.parameters())
+        inputs = [t for t in inputs if t.dtype == torch.float64]
+        assert torch.autograd.gradcheck(lambda a, b, *_: function(a, b), inputs, rtol=1e-5, atol=1e-6)
+
+    # the pairwise engine
+
+    @_each_dtype
+    def test_chord_is_consistent_with_distance(self, dtype):
+        manifold, x, y = self._points(dtype)
+        _require_chord(manifold)
+        true = manifold.dist2(x[:, None], y)
+        self._assert_small("fast", (cdist(x, y, manifold, squared=True, precision="fast") - true).abs(), true)
+
+    @_each_dtype
+    @pytest.mark.parametrize("precision", ["auto", "exact"])
+    def test_cdist_and_knn_are_consistent_with_distance(self, dtype, precision):
+        manifold, x, y = self._points(dtype)
+        near = manifold.expmap(x, self._tangent(manifold, x, length=1e-3))
+        y = torch.cat((y, near, x))
+        true = manifold.dist(x[:, None], y)
+        found = cdist(x, y, manifold, precision=precision)
+        assert found.dtype == dtype
+        self._assert_small("pairwise", (found - true).abs(), true)
+        ours = knn(x, y, manifold, 5, precision=precision)
+        nearest = true.sort(dim=-1).values[:, :5]
+        self._assert_small("pairwise", (ours.distances - nearest).abs(), nearest)
+        chosen = torch.gather(true, -1, ours.indices)
+        self._assert_small("pairwise", (ours.distances - chosen).abs(), chosen)
+
+
+def _required(method, *args, **kwargs):
+    """What the method returns; a skip that names it where the manifold does not have it."""
+    try:
+        return method(*args, **kwargs)
+    except NotImplementedError as error:
+        pytest.skip(f"{type(method.__self__).__name__} has no {method.__name__}: {error or 'not implemented'}")
+
+
+def _require_chord(manifold):
+    resolved, has_chord = resolve(manifold)
+    if not has_chord:
+        pytest.skip(f"{type(resolved).__name__} has no chord (level 0)")
+
+
+def _assert_on(manifold, x: Tensor):
+    good, reason = manifold.check_point_on_manifold(x, explain=True)
+    assert good, reason
