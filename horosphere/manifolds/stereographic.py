@@ -40,7 +40,9 @@ class Stereographic(ConstantCurvature):
 
     def chord(self, x: Tensor) -> Chord:
         kappa = self._kappa_at(x)
-        weight = 2 / self._gap(x.to(torch.float64), kappa)
+        gap = self._gap(x.to(torch.float64), kappa)
+        # gap < 0 is outside of the ball, where there is no distance: a negative weight would be clamped to distance 0
+        weight = 2 / torch.where(gap < 0, math.nan, gap)
         return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
 
     def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
