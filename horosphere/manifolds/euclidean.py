@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord
 
@@ -44,11 +45,17 @@ class Euclidean(geoopt.Euclidean):
 
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Squared distance."""
-        return super().dist2(x, y, keepdim=keepdim)
+        return super().dist2(as_points(x, "x"), as_points(y, "y"), keepdim=keepdim)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Distance; its gradient at x = y is 0."""
-        return _numerics.safe_sqrt(self.dist2(x, y, keepdim=keepdim)) if self.ndim else (x - y).abs()
+        if not self.ndim:
+            return (as_points(x, "x") - as_points(y, "y")).abs()
+        return _numerics.safe_sqrt(self.dist2(x, y, keepdim=keepdim))
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x."""
+        return as_points(x, "x")
 
     def random(self, *size, mean=0.0, std=1.0, dtype=None, device=None) -> Tensor:
         """Standard normal numbers scaled by ``std`` and moved by ``mean``; shape ``size``."""
