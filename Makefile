@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/horosphere embed horosphere/data/mammals.tsv --closure --dim 5 --out mammals.safetensors
 	$(BIN)/horosphere nearest mammals.safetensors dog.n.01 -k 5
-	$(BIN)/horosphere embed horosphere/data/mammals.tsv --closure --dim 2 --out mammals-2d.safetensors --plot mammals.png
+	$(BIN)/horosphere embed horosphere/data/mammals.tsv --closure --dim 2 --plot mammals.png
 	@echo "mammals.safetensors: the 1,182 mammals in 5 dimensions; mammals.png: the same in the 2 dimensions of a picture"
 
 test: $(READY) lint
@@ -23,7 +23,7 @@ lint: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
-	rm -f mammals.png mammals.safetensors mammals-2d.safetensors
+	rm -f mammals.png mammals.safetensors
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

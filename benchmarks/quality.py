@@ -22,8 +22,9 @@ SEEDS = (0, 1, 2)
 MAP_BAR, RANK_BAR, SECONDS_BAR = 0.95, 1.26, 180.0
 # Published for the 5-D ball (Nickel & Kiela 2017): MAP 0.927, mean rank 1.26.
 
-# The flat baseline gets the search that the ball's rate got (0.05 to 0.3), each rate run in full, the best one shown.
-RATES = (0.05, 0.1, 0.15, 0.3)
+# The ball's rate was the best of four (0.1, 0.15, 0.2, 0.3); the flat baseline gets four of its own, each run in full
+# and wider apart, because its unit of length is another one.
+RATES = (0.1, 0.3, 1.0, 3.0)
 SPACES = {
     "ball, 5-D": {"manifold": "poincare", "n_components": 5},
     "hyperboloid, 5-D": {"manifold": "lorentz", "n_components": 5},

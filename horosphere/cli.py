@@ -29,7 +29,9 @@ Header = Annotated[
 @app.command()
 def embed(
     edges: Edges,
-    out: Annotated[Path, typer.Option(help="Where to write the embedding (safetensors).")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the embedding (safetensors).", show_default=False)
+    ] = None,
     manifold: Annotated[str, typer.Option(help="poincare, lorentz, euclidean, sphere or stereographic.")] = "poincare",
     kappa: Annotated[
         float | None, typer.Option(help="Signed sectional curvature; default: the manifold's own.", show_default=False)
@@ -48,7 +50,7 @@ def embed(
         Path | None,
         typer.Option(
             help="Keep the state of the run here: the same command goes on where it was interrupted, to the same "
-            "bytes. Removed once OUT is written.",
+            "bytes. Removed once the results are written.",
             show_default=False,
         ),
     ] = None,
@@ -62,6 +64,8 @@ def embed(
         from horosphere.embedding import GraphEmbedding, as_graph, read_edge_list
         from horosphere.embedding.plot import check_ending
 
+        if out is None and plot is None:
+            raise ValueError("nothing to write: name a file with --out, a picture with --plot, or both")
         # What would fail after the training is looked at before it.
         for path in (out, plot, checkpoint):
             if path is not None and not Path(path).resolve().parent.is_dir():
@@ -83,7 +87,8 @@ def embed(
             verbose=not quiet,
             random_state=seed,
         ).fit(graph)
-        model.save(out)
+        if out is not None:
+            model.save(out)
         if plot is not None:
             model.plot(plot)
         if not quiet:

@@ -59,6 +59,11 @@ def test_manifolds(here, options):
     assert run("nearest", "five.safetensors", "dog").exit_code == 0
 
 
+def test_a_picture_alone(here):
+    assert run("embed", "five.tsv", "--plot", "p.png", "--dim", 2, "--epochs", 2).exit_code == 0
+    assert sorted(path.name for path in here.iterdir()) == ["five.tsv", "p.png"]
+
+
 def test_quiet_prints_nothing(here):
     done = embed("--quiet")
     assert done.exit_code == 0 and not done.output
@@ -109,6 +114,7 @@ def test_mistakes_with_files_and_nodes(here):
     assert embed("--quiet").exit_code == 0
     Path("text.safetensors").write_text("no model")
     for arguments, message in [
+        (("embed", "five.tsv"), "error: nothing to write"),
         (("embed", "none.tsv", "--out", "x"), "error: none.tsv: No such file or directory"),
         (("nearest", "five.safetensors", "dg"), "error: the node 'dg' is not in the embedding; similar: dog"),
         (("nearest", "five.safetensors", "dog", "-k", "0"), "error: k must be at least 1"),
@@ -123,7 +129,7 @@ def test_mistakes_with_files_and_nodes(here):
 
 
 def test_usage_errors_have_exit_code_two(here):
-    assert run("embed", "five.tsv").exit_code == 2
+    assert run("embed").exit_code == 2
     assert run("embed", "five.tsv", "--out", "x", "--dim", "two").exit_code == 2
 
 
@@ -133,13 +139,11 @@ def test_version_and_help():
 
 
 def test_kill_9_in_the_middle_then_again_gives_the_bytes_of_an_undisturbed_run(here):
-    edges = Path("tree.tsv")
-    edges.write_text("".join(f"n{i}\tn{(i - 1) // 2}\n" for i in range(1, 60)))
-    command = [sys.executable, "-m", "horosphere.cli", "embed", "tree.tsv", "--closure", "--dim", "3"]
-    command += ["--epochs", "100", "--checkpoint-every", "1"]
-    subprocess.run([*command, "--out", "undisturbed", "--quiet"], check=True)
+    Path("tree.tsv").write_text("".join(f"n{i}\tn{(i - 1) // 2}\n" for i in range(1, 60)))
+    arguments = ["embed", "tree.tsv", "--closure", "--dim", "3", "--epochs", "100", "--checkpoint-every", "1"]
+    assert run(*arguments, "--out", "undisturbed", "--quiet").exit_code == 0
 
-    kept = [*command, "--out", "resumed", "--checkpoint", "state"]
+    kept = [sys.executable, "-m", "horosphere.cli", *arguments, "--out", "resumed", "--checkpoint", "state"]
     running = subprocess.Popen(kept, stderr=subprocess.PIPE, env={**os.environ, "TQDM_MININTERVAL": "0"})
     shown = b""
     while not re.search(rb" [1-6]\d/100", shown):  # the bar stands in the middle: epochs 10 to 69
@@ -152,7 +156,7 @@ def test_kill_9_in_the_middle_then_again_gives_the_bytes_of_an_undisturbed_run(h
     assert Path("state").exists() and not Path("resumed").exists()
 
     done = subprocess.run(kept, capture_output=True, text=True, check=True)
-    assert "200/100" in done.stderr and " 1/100" not in done.stderr
+    assert "100/100" in done.stderr and " 1/100" not in done.stderr
     assert Path("resumed").read_bytes() == Path("undisturbed").read_bytes()
     assert not Path("state").exists()
 
