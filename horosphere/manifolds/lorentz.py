@@ -214,6 +214,7 @@ class Lorentz(ConstantCurvature):
         moved = (m * self.logmap0(x)[..., 1:].unsqueeze(-2)).sum(-1)
         return self.expmap0(torch.cat((torch.zeros_like(moved[..., :1]), moved), -1))
 
+    @torch.no_grad()
     def random(self, *size, std: float = 1.0, dtype=None, device=None) -> Tensor:
         """exp at the origin of normal tangent vectors with standard deviation ``std`` a coordinate; shape ``size``."""
         return self.expmap0(torch.randn(*size, dtype=dtype, device=device) * std)

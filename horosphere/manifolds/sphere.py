@@ -160,6 +160,7 @@ class Sphere(ConstantCurvature):
         """First-order retraction ``x + u``, projected."""
         return self.projx(x + u)
 
+    @torch.no_grad()
     def random(self, *size, dtype=None, device=None) -> Tensor:
         """Uniform on the sphere; shape ``size``, whose last number is n + 1."""
         return self.projx(torch.randn(*size, dtype=dtype, device=device))

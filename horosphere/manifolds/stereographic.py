@@ -235,6 +235,7 @@ class Stereographic(ConstantCurvature):
         """``exp0(m log0(x))``; the origin where the product is 0. m (..., E, D), x (..., D)."""
         return self.expmap0((m * self.logmap0(x).unsqueeze(-2)).sum(-1))
 
+    @torch.no_grad()
     def random(self, *size, std: float = 1.0, dtype=None, device=None) -> Tensor:
         """exp0 of normal vectors whose standard deviation a coordinate is ``std`` in the metric at the origin."""
         return self.expmap0(torch.randn(*size, dtype=dtype, device=device) * (std / 2))
