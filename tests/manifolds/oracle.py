@@ -49,12 +49,16 @@ def _sphere(x: list, y: list, kappa: mpf) -> mpf:
     return mpmath.acos(max(min(cosine, mpf(1)), mpf(-1))) / mpmath.sqrt(kappa)
 
 
-def _prepare(manifold, x: list):
+def _kappa(manifold, shift) -> mpf:
+    return _stored(manifold.kappa) + shift
+
+
+def _prepare(manifold, x: list, shift=0):
     """What is worth computing once a point."""
-    if isinstance(manifold, hs.Stereographic) and _stored(manifold.kappa) != 0:
-        return _lift(x, _stored(manifold.kappa))
+    if isinstance(manifold, hs.Stereographic) and _kappa(manifold, shift) != 0:
+        return _lift(x, _kappa(manifold, shift))
     if isinstance(manifold, hs.Lorentz):
-        root = mpmath.sqrt(-_stored(manifold.kappa))
+        root = mpmath.sqrt(-_kappa(manifold, shift))
         space = [root * a for a in x[1:]]
         return [mpmath.sqrt(1 + _dot(space, space)), *space]
     if isinstance(manifold, hs.Scaled):
@@ -64,13 +68,13 @@ def _prepare(manifold, x: list):
     return x
 
 
-def _pair(manifold, x: list, y: list) -> mpf:
+def _pair(manifold, x: list, y: list, shift=0) -> mpf:
     if isinstance(manifold, hs.Scaled):
         return _stored(manifold.scale) * _pair(manifold.base, x, y)
     if isinstance(manifold, hs.Product):
         parts = [_pair(m, a, b) for m, a, b in zip(manifold.manifolds, x, y, strict=True)]
         return mpmath.sqrt(mpmath.fsum(d * d for d in parts))
-    kappa = _stored(manifold.kappa)
+    kappa = _kappa(manifold, shift)
     if isinstance(manifold, hs.Sphere):
         return _sphere(x, y, kappa)
     if isinstance(manifold, hs.Lorentz):
@@ -98,6 +102,26 @@ def matrix(manifold, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
     with mpmath.workdps(DIGITS):
         xs, ys = _points(manifold, x), _points(manifold, y)
         return np.array([[_pair(manifold, a, b) for b in ys] for a in xs], dtype=object).reshape(len(xs), len(ys))
+
+
+def slopes(manifold, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Derivatives of the distance of two points (D,) in x, y and kappa, by central differences in twice as many
+    digits.
+    """
+    with mpmath.workdps(2 * DIGITS):
+        a, b = ([mpf(v) for v in t.detach().to(torch.float64).tolist()] for t in (x, y))
+        h = mpf(10) ** -25
+
+        def value(p, q, shift=0):
+            return _pair(manifold, _prepare(manifold, p, shift), _prepare(manifold, q, shift), shift)
+
+        def moved(p, i, by):
+            return [v + by if i == j else v for j, v in enumerate(p)]
+
+        dx = [(value(moved(a, i, h), b) - value(moved(a, i, -h), b)) / (2 * h) for i in range(len(a))]
+        dy = [(value(a, moved(b, i, h)) - value(a, moved(b, i, -h))) / (2 * h) for i in range(len(b))]
+        dkappa = (value(a, b, h) - value(a, b, -h)) / (2 * h)
+        return *(torch.tensor([float(v) for v in d], dtype=torch.float64) for d in (dx, dy)), float(dkappa)
 
 
 def relative_error(found: torch.Tensor, true: np.ndarray) -> np.ndarray:
