@@ -62,18 +62,23 @@ class Product(geoopt.ProductManifold):
             *((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True))
         )
 
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """The parts' own numbers of points or vectors x."""
+        x = as_points(x, "point")
+        if x.dim() < 1 or x.shape[-1] != self.n_elements:
+            raise ValueError(f"{self} stores {self.n_elements} numbers a point, got shape {tuple(x.shape)}")
+        return [x[..., part] for part in self.slices]
+
     def _each(self, method: str, *points: Tensor) -> list[Tensor]:
         """``method`` of every part on its slices of the points."""
-        return [
-            getattr(m, method)(*(as_points(p, "point")[..., part] for p in points))
-            for m, part in zip(self.manifolds, self.slices, strict=True)
-        ]
+        slices = zip(*(self._parts(p) for p in points), strict=True)
+        return [getattr(m, method)(*parts) for m, parts in zip(self.manifolds, slices, strict=True)]
 
     def chord(self, x: Tensor) -> tuple[Chord, ...] | None:
         """The parts' chords; None where a part has only ``dist``."""
         found: list[Chord] = []
-        for m, part in zip(self.manifolds, self.slices, strict=True):
-            parts = chords(m, x[..., part])
+        for m, part in zip(self.manifolds, self._parts(x), strict=True):
+            parts = chords(m, part)
             if parts is None:
                 return None
             found.extend(parts)
@@ -81,7 +86,8 @@ class Product(geoopt.ProductManifold):
 
     def pair_dist2(self, x: Tensor, y: Tensor) -> Tensor:
         """Squared distance of broadcast pairs (..., D), in float64."""
-        terms = [pair_dist2(m, x[..., part], y[..., part]) for m, part in zip(self.manifolds, self.slices, strict=True)]
+        pairs = zip(self.manifolds, self._parts(x), self._parts(y), strict=True)
+        terms = [pair_dist2(m, a, b) for m, a, b in pairs]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
