@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from horosphere import ManifoldParameter, PoincareBall, Sphere
+from horosphere import Euclidean, ManifoldParameter, PoincareBall, Sphere
 from horosphere.manifolds import allow_loading
 from horosphere.manifolds._geoopt import geoopt
 from tests.optim.spaces import LEARNED, SPACES
@@ -68,11 +68,12 @@ def test_what_becomes_a_parameter(data, dtype):
 
 
 def test_the_parameter_owns_its_numbers():
-    data = torch.tensor([[0.1, 0.2]])
-    p = ManifoldParameter(data, PoincareBall(-1.0))
-    data.fill_(5.0)
-    assert p.detach().norm() < 1
-    assert ManifoldParameter(torch.zeros(2).expand(3, 2), PoincareBall(-1.0)).is_contiguous()
+    for manifold in (PoincareBall(-1.0), Euclidean()):  # whose projections may return their input
+        data = torch.tensor([[0.1, 0.2]])
+        p = ManifoldParameter(data, manifold)
+        data.fill_(5.0)
+        assert p.detach().norm() < 1
+        assert ManifoldParameter(torch.zeros(2).expand(3, 2), manifold).is_contiguous()
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,7 @@ def test_68_clipping_takes_sparse_gradients():
 @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
 def test_69_a_swapped_parameter_is_named(optimizer_class):
     p = ManifoldParameter(torch.zeros(3, 2), PoincareBall(-1.0))
-    optimizer = optimizer_class(
-        [p], lr=0.1, **({"momentum": 0.9} if optimizer_class is RiemannianSGD else {})
-    )
+    optimizer = optimizer_class([p], lr=0.1, **({"momentum": 0.9} if optimizer_class is RiemannianSGD else {}))
     p.grad = torch.ones(3, 2)
     optimizer.step()
     optimizer.state_dict()

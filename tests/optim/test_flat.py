@@ -46,8 +46,7 @@ def train(optimizer_class, with_points, **settings):
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "settings"),
-    [(RiemannianAdam, torch.optim.Adam, s) for s in ADAM]
-    + [(RiemannianSGD, torch.optim.SGD, s) for s in SGD],
+    [(RiemannianAdam, torch.optim.Adam, s) for s in ADAM] + [(RiemannianSGD, torch.optim.SGD, s) for s in SGD],
 )
 @pytest.mark.parametrize("with_points", [False, True])
 def test_mixed_group_leaves_plain_parameters_to_torch(ours, theirs, settings, with_points):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from horosphere import PoincareBall
+from horosphere import Euclidean, ManifoldParameter, PoincareBall
 from horosphere.optim import RiemannianAdam, RiemannianSGD
 from tests.optim.spaces import CURVED, SPACES, points, sparse
 
@@ -198,6 +198,63 @@ def test_a_single_point_and_several_points_a_row():
             RiemannianAdam([p], lr=0.1).step()
             results.append(p.detach())
         assert torch.equal(*results)
+
+
+def test_rows_that_hold_points_of_different_curvature():
+    manifold = PoincareBall(-torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
+    results = []
+    for is_sparse in (False, True):
+        torch.manual_seed(0)
+        p = ManifoldParameter(0.3 * torch.rand(3, 5, 2, dtype=torch.float64), manifold)
+        p.grad = sparse([0, 2], torch.ones(2, 5, 2, dtype=torch.float64), p.shape)
+        p.grad = p.grad if is_sparse else p.grad.to_dense()
+        RiemannianAdam([p], lr=0.1).step()
+        results.append(p.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "settings"),
+    [
+        (RiemannianAdam, torch.optim.Adam, {"lr": 0.1, "betas": (0.7, 0.9), "eps": 1e-3}),
+        (RiemannianAdam, torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "weight_decay": 0.2}),
+        (RiemannianSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}),
+        (RiemannianSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_on_flat_space_the_formulas_are_torchs(ours, theirs, settings):
+    point = points(Euclidean())
+    plain = torch.nn.Parameter(point.detach().clone())
+    optimizers = ours([point], **settings), theirs([plain], **settings)
+    for seed in range(8):
+        grad = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) / (1 + seed)
+        point.grad, plain.grad = grad, grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close(point.detach(), plain.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_dampened_momentum_by_hand():
+    p = ManifoldParameter(torch.zeros(1, 1, dtype=torch.float64), Euclidean())
+    optimizer = RiemannianSGD([p], lr=1.0, momentum=0.5, dampening=0.25)
+    for expected in (-0.75, -0.75 - 1.125):  # b = 0.75 g, then b = 0.5 b + 0.75 g
+        p.grad = torch.ones(1, 1, dtype=torch.float64)
+        optimizer.step()
+        assert p.item() == pytest.approx(expected)
+
+
+def test_a_squared_length_just_below_zero_is_rounding():
+    """An indefinite ambient form may give -1e-9 for a short vector: no NaN, no skipped point."""
+
+    class Rounding(Euclidean):
+        def component_inner(self, x, u, v=None):
+            return torch.full_like(x[..., :1], -1e-9)
+
+    p = points(Rounding())
+    optimizer = RiemannianAdam([p], lr=1e-9)
+    p.grad = torch.ones(6, 4, dtype=torch.float64)
+    optimizer.step()
+    assert p.isfinite().all() and optimizer.skipped_rows == 0
 
 
 @pytest.mark.parametrize(
