@@ -45,7 +45,7 @@ def embed(
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 300,
     learning_rate: Annotated[float, typer.Option(help="Rate per pair; falls linearly to 0.")] = 0.15,
     negatives: Annotated[int, typer.Option(help="Nodes drawn against each pair.")] = 50,
-    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 100,
+    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 200,
     checkpoint: Annotated[
         Path | None,
         typer.Option(

@@ -86,7 +86,7 @@ class GraphEmbedding(BaseEstimator):
         n_epochs: int = 300,
         learning_rate: float = 0.1,
         n_negatives: int = 50,
-        batch_size: int = 100,
+        batch_size: int = 200,
         burn_in: int = 10,
         callbacks: Sequence[Callable[[EpochInfo], None]] | None = None,
         checkpoint: str | os.PathLike | None = None,
@@ -233,10 +233,9 @@ class GraphEmbedding(BaseEstimator):
         about = {
             "manifold": self.manifold_.config(),
             "nodes": check_labels(self.nodes_),
-            "parameters": {name: getattr(self, name) for name in _SAVED},
+            "parameters": {name: _plain(getattr(self, name)) for name in _SAVED},
             "self_loops": self.graph_.self_loops,
         }
-        about["parameters"]["random_state"] = _plain_seed(self.random_state)
         tensors = {
             "embedding": self.embedding_,
             "edges": self.graph_.edges.astype(np.int32),
@@ -277,7 +276,14 @@ class GraphEmbedding(BaseEstimator):
         pairs = given.expanded(closure=self.closure, undirected=self.undirected)
         # New nodes have a neighbourhood to start in: nothing to sort out first.
         burn_in = 0 if n_fixed else min(self.burn_in, self.n_epochs // 10)
-        schedule = Schedule(self.n_epochs, self.learning_rate, self.n_negatives, self.batch_size, burn_in, seed)
+        schedule = Schedule(
+            int(self.n_epochs),
+            float(self.learning_rate),
+            int(self.n_negatives),
+            int(self.batch_size),
+            int(burn_in),
+            seed,
+        )
         callbacks = list(self.callbacks or ())
         bar = None
         if self.verbose:
@@ -370,11 +376,14 @@ _SAVED = (
     "batch_size",
     "burn_in",
     "checkpoint_every",
+    "random_state",
 )
 
 
-def _plain_seed(random_state: Any) -> int | None:
-    return int(random_state) if isinstance(random_state, Integral) else None
+def _plain(value: Any) -> bool | int | float | None:
+    """A constructor argument as JSON keeps it; a RandomState cannot be kept and becomes None."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, bool | int | float) else None
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

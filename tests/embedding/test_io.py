@@ -69,6 +69,13 @@ def test_numpy_labels_are_saved_as_numbers(tmp_path):
     assert GraphEmbedding.load(tmp_path / "m").nodes_ == [3, 4, 5]
 
 
+def test_numpy_arguments_are_saved_as_numbers(tmp_path):
+    model = GraphEmbedding(n_components=np.int64(3), n_epochs=np.int32(2), learning_rate=np.float32(0.1))
+    model.set_params(random_state=np.int64(4), checkpoint=tmp_path / "c").fit(EDGES).save(tmp_path / "m")
+    again = GraphEmbedding.load(tmp_path / "m")
+    assert (again.n_components, again.n_epochs, again.random_state) == (3, 2, 4)
+
+
 def test_a_label_that_json_cannot_keep_is_named(tmp_path):
     model = GraphEmbedding(n_epochs=1, random_state=0).fit([(("a", 1), "b"), ("c", "b")])
     with pytest.raises(TypeError, match=r"\('a', 1\) \(tuple\) cannot be saved"):
