@@ -183,6 +183,7 @@ def _midpoint(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor | None:
         return _average(x, w, manifold.ndim).squeeze(-1 - manifold.ndim)
     if not isinstance(manifold, SPACE_FORMS):
         return None
+    x = _as_stored(x, manifold)
     with torch.no_grad():
         base = _centroid(x, manifold, w)
         # float64 points reach a radius of 35, where the centroid misses by up to 12: one step leaves 1e-6, two nothing
@@ -193,13 +194,18 @@ def _midpoint(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor | None:
     return manifold.expmap(base, toward / torch.where(height == 0, 1.0, height)).squeeze(-2)
 
 
+def _as_stored(x: Tensor, manifold: ConstantCurvature) -> Tensor:
+    """The points with the norm (sphere) or the time (hyperboloid) that their stored numbers mean."""
+    return x if isinstance(manifold, Stereographic) else manifold.projx(x)
+
+
 def _centroid(x: Tensor, manifold: ConstantCurvature, w: Tensor) -> Tensor:
     """The ambient centroid scaled back onto the manifold, (..., 1, D)."""
     if isinstance(manifold, Sphere):
-        return manifold.projx(_average(manifold.projx(x), w, 1))
+        return manifold.projx(_average(x, w, 1))
     kappa = manifold._kappa_at(x)
     if isinstance(manifold, Lorentz):
-        mean = _average(manifold.projx(x), w, 1)
+        mean = _average(x, w, 1)
         height2 = -kappa * (mean[..., :1] ** 2 - (mean[..., 1:] ** 2).sum(-1, keepdim=True))
         return manifold.projx(mean / height2.clamp(min=1.0).sqrt())  # n >= 1 on the hyperboloid: below it is rounding
     scale = manifold.lambda_x(x, keepdim=True)
@@ -247,6 +253,7 @@ def _solve(x: Tensor, manifold: geoopt.Manifold, w: Tensor, tol: float, max_iter
             torch.stack([p.residual for p in parts]).norm(dim=0),
         )
     if isinstance(manifold, SPACE_FORMS) and resolve(manifold)[1]:
+        x = _as_stored(x, manifold)
         with torch.no_grad():
             found = _flow(_midpoint(x, manifold, w).unsqueeze(-2), x, manifold, w, tol, max_iter)
         mean = found.mean

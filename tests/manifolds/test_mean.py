@@ -241,6 +241,18 @@ def test_curvature_of_each_head():
             torch.testing.assert_close(both[h], mean(x[h], hs.PoincareBall(float(kappa[h]))), rtol=1e-12, atol=1e-14)
 
 
+def test_the_norm_of_sphere_points_and_the_time_of_lorentz_points_do_not_count():
+    for manifold, stretch in ((hs.Sphere(0.6), torch.tensor([[3.0], [1.0], [0.2]])), (hs.Lorentz(), torch.ones(3, 1))):
+        x = cluster(manifold, 4, n=3)
+        odd = x * stretch
+        if isinstance(manifold, hs.Lorentz):
+            odd[:, 0] = 7.0
+        torch.testing.assert_close(midpoint(odd, manifold), midpoint(x, manifold), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            frechet_mean(odd, manifold).mean, frechet_mean(x, manifold).mean, rtol=1e-9, atol=1e-9
+        )
+
+
 def test_half_precision_is_worked_in_float64_and_rounded_once():
     x = cluster(hs.PoincareBall(), 3, dtype=torch.bfloat16)
     found = frechet_mean(x, hs.PoincareBall())
