@@ -13,6 +13,7 @@ from horosphere.kernels.reference.sqdist import sqdist
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
+from horosphere.manifolds.curvature import check_kappa_shape
 from horosphere.manifolds.pairs import pair_dist2
 
 PRECISIONS = ("auto", "exact", "fast")
@@ -40,7 +41,8 @@ def cdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = Fa
         precision: "auto" computes pairs that the product form does not resolve (near coincidence, near antipodes) from
             differences, and keeps the relative error within 1e-5 (float32 points) or 1e-12 (float64); "exact" works
             every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord u up
-            to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64. Inside torch.compile "auto" is "fast".
+            to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64.
+            Inside torch.compile "auto" is "fast".
 
     Returns:
         (..., N, M) in the points' type; half precision is worked in float32. Identical points are at distance 0 (not in
@@ -162,8 +164,12 @@ def _block(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> T
 
 def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, M)."""
-    if not _has_batched_curvature(resolve(manifold)[0]):
+    one = resolve(manifold)[0]
+    if not _has_batched_curvature(one):
         return pair_dist2(manifold, x.unsqueeze(-2), y.unsqueeze(-3))
+    for kappa in (*one.parameters(), *one.buffers()):  # before the reshape: the message shows the shape that was given
+        if kappa.dim():
+            check_kappa_shape(kappa, x)
     return _pairs_of_rows(x, y.unsqueeze(-3).expand(*x.shape[:-1], *y.shape[-2:]), manifold)
 
 
