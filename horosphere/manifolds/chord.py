@@ -74,6 +74,8 @@ def chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | None:
     if not has_chord:
         return None
     parts = resolved.chord(x)
+    if parts is None:  # a product or a scale of a manifold that has only dist
+        return None
     return (parts,) if isinstance(parts, Chord) else tuple(parts)
 
 
