@@ -18,8 +18,9 @@ class Sphere(ConstantCurvature):
     .. math:: d(x, y) = R \angle(x, y) = 2 R\,\mathrm{atan2}\big(\sqrt{|\delta|^2 - c}, \sqrt{|s|^2 - c}\big),\quad
         \delta = x - y,\; s = x + y,\; c = (|x| - |y|)^2
 
-    which is exact for coincident, near and antipodal points alike (x is first brought to the norm of y). Points are stored
-    with norm R (``projx``); the zero vector is projected to the origin, R e_1. Maps and distances are worked in float64.
+    which is exact for coincident, near and antipodal points alike (x is first brought to the norm of y). Points are
+    stored with norm R (``projx``); the zero vector is projected to the origin, R e_1. Maps and distances are worked in
+    float64.
 
     At exact antipodes ``logmap`` returns one of the shortest directions (the coordinate axis least aligned with x,
     made tangent), of norm pi R, and ``transp`` leaves the vector as it is.
@@ -46,8 +47,8 @@ class Sphere(ConstantCurvature):
         """sin^2 and cos^2 of half the angle between x and y, (..., 1)."""
         nx = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         ny = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        # x is brought to the norm of y, without rounding: |delta|^2 - c cancels where the norms differ. The angle does not
-        # depend on the factor, so neither does its gradient.
+        # x is brought to the norm of y, without rounding: |delta|^2 - c cancels where the norms differ. The angle does
+        # not depend on the factor, so neither does its gradient.
         factor = (ny / nx).detach()
         x, rest = product_with_rest(x, factor)
         nx = nx * factor
