@@ -95,6 +95,18 @@ def test_no_cancellation_near_the_rim(dtype, margin):
     )
 
 
+@pytest.mark.parametrize("margin", [1e-5, 1e-12])
+def test_no_cancellation_near_the_rim_of_the_klein_ball(margin):
+    k = torch.tensor([0.6, 0.8], dtype=torch.float64) * (1 - margin)
+    with mpmath.workdps(50):
+        a, b = (mpmath.mpf(v) for v in k.tolist())
+        height = mpmath.sqrt(1 - a * a - b * b)
+        on_hyperboloid = torch.tensor([float(v / height) for v in (a, b)], dtype=torch.float64)
+        in_ball = torch.tensor([float(v / (1 + height)) for v in (a, b)], dtype=torch.float64)
+    torch.testing.assert_close(klein_to_hyperboloid(k, -1.0)[1:], on_hyperboloid, rtol=1e-15, atol=0)
+    torch.testing.assert_close(klein_to_ball(k, -1.0), in_ball, rtol=1e-15, atol=0)
+
+
 def test_distance_to_the_origin_survives_float64_radius_20():
     x = points(-1.0, torch.float64, radius=20.0)
     y = ball_to_hyperboloid(x, -1.0)
@@ -212,6 +224,8 @@ def test_convert_refuses_other_curvatures_and_unknown_pairs():
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match="curvatures"):
         convert(x, hs.PoincareBall(-1.0), hs.Lorentz(-2.0))
+    with pytest.raises(ValueError, match="curvatures"):
+        convert(x, hs.PoincareBall(torch.tensor([-1.0, -1.0])), hs.Lorentz(-1.0))
     with pytest.raises(ValueError, match="scales"):
         convert(x, hs.Scaled(hs.PoincareBall(), 2.0), hs.Scaled(hs.Lorentz(), 1.0))
     with pytest.raises(ValueError, match="numbers of parts"):
