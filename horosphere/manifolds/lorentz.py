@@ -184,14 +184,39 @@ class Lorentz(ConstantCurvature):
 
     @in_float64
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Parallel transport along the geodesic from x to y: ``v - kappa <y, v>_J (x + y) / (1 + kappa <x, y>_J)``."""
-        (tx, xs, _), (ty, ys, _) = self._split(x), self._split(y)
-        kappa = self._kappa_at(max((x, y, v), key=lambda t: t.dim()))
+        """Parallel transport along the geodesic from x to y: the boost at x undone, the gyration, the boost at y.
+
+        ``v - kappa <y, v>_J (x + y) / (1 + kappa <x, y>_J)`` is the same but loses e^(2 radius) of the digits; this
+        form, all from y_s - x_s, loses e^radius.
+        """
+        (tx, xs, r2), (ty, ys, _) = self._split(x), self._split(y)
+        r = r2**0.5
+        vs = v[..., 1:]
+        nx, ny = safe_sqrt(_dot(xs, xs)), safe_sqrt(_dot(ys, ys))
+        ex, ey = xs / torch.where(nx > 0, nx, 1.0), ys / torch.where(ny > 0, ny, 1.0)
+        frame = vs + ex * (_dot(ex, vs) * (r / tx - 1))
+        # b = x_s / (R + t) in the ball, b_y - b_x = along * ex + across; a t_x - |x_s| t_y formed without cancellation
         delta = ys - xs
-        rise = (delta * (xs + ys)).sum(-1, keepdim=True) / (tx + ty)  # t_y - t_x
-        yv = (v[..., 1:] * (delta - xs * (rise / tx))).sum(-1, keepdim=True)
-        u = self.pair_chord2(x, y)
-        return self._lift(ty, ys, v[..., 1:] - (kappa * yv / (2 - kappa * u / 2)) * (xs + ys))
+        step = _dot(ex, delta)
+        across = delta - ex * step
+        across = across - ex * _dot(ex, across)
+        a = nx + step
+        forward = (a > 0) & (nx > 0)
+        below = torch.where(forward, a * tx + nx * ty, 1.0)
+        cross = torch.where(
+            forward, (r2 * step * (a + nx) - nx * nx * _dot(across, across)) / below, a * tx - nx * ty
+        )
+        along = (r * step + cross) / ((r + tx) * (r + ty))
+        across = across / (r + ty)
+        beta = nx / (r + tx)
+        gap = 4 * r2 / ((r + tx) * (r + ty)) + along * along + _dot(across, across)
+
+        def turn(u):
+            return beta * (across * _dot(ex, u) - ex * _dot(across, u))
+
+        once = turn(frame)
+        frame = frame - (2 / gap) * ((2 * r / (r + tx) - along * beta) * once - turn(once))
+        return self._lift(ty, ys, frame + ey * (_dot(ey, frame) * (ty / r - 1)))
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """First-order retraction: ``x + u`` on the spatial parts, time recomputed."""
@@ -229,6 +254,7 @@ class Lorentz(ConstantCurvature):
             return False, f"'{name}' on the {self} needs a time and a spatial coordinate, got shape {tuple(shape)}"
         return ok, reason
 
+    @torch.no_grad()
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         wide = x.to(torch.float64)
         if not bool(wide.isfinite().all()):
@@ -242,6 +268,7 @@ class Lorentz(ConstantCurvature):
             f"a time coordinate is off sqrt(1/|kappa| + |x_s|^2) by {float(error.max()):.3g} of itself; see projx",
         )
 
+    @torch.no_grad()
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         time, space, _ = self._split(x.to(torch.float64))
         wide = u.to(torch.float64)
@@ -250,3 +277,7 @@ class Lorentz(ConstantCurvature):
         if bool((error <= atol + rtol * scale).all()):
             return True, None
         return False, f"the time part of a vector is off <x_s, u_s>/x_0 by {float(error.max()):.3g}; see proju"
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)

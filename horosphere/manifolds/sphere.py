@@ -176,6 +176,7 @@ class Sphere(ConstantCurvature):
             return False, f"'{name}' on the {self} needs at least 2 coordinates, got shape {tuple(shape)}"
         return ok, reason
 
+    @torch.no_grad()
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         norm = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=True)
         ratio = norm / _radius(self._kappa_at(x))
@@ -186,6 +187,7 @@ class Sphere(ConstantCurvature):
             f"a point has {float(ratio.min()):.6g} to {float(ratio.max()):.6g} times the sphere's radius; see projx",
         )
 
+    @torch.no_grad()
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         inner = (x * u).sum(-1)
         scale = torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(u, dim=-1)

@@ -35,6 +35,11 @@ class Stereographic(ConstantCurvature):
         """``1 + kappa |x|^2``, (..., 1)."""
         return one_plus_kappa_norm2(x, kappa, self._known_sign())
 
+    def _rough_gap(self, x: Tensor, kappa) -> Tensor:
+        """The same by the plain formula, positive in a ball: for steps of an optimizer, which end in a rounding anyway."""
+        gap = 1 + kappa * (x * x).sum(-1, keepdim=True)
+        return gap if self._known_sign() in (0, 1) else gap.clamp(min=_numerics.ball_margin(torch.float64))
+
     def _known_sign(self) -> int | None:
         return self._sign if self._sign is not None else _numerics.sign_of(self.kappa)
 
@@ -117,7 +122,7 @@ class Stereographic(ConstantCurvature):
     @in_float64
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """Riemannian gradient ``u / lambda_x^2``."""
-        return u * (self._gap(x, self._kappa_at(x)) / 2) ** 2
+        return u * (self._rough_gap(x, self._kappa_at(x)) / 2) ** 2
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point reached from x along u after time 1, kept inside the cap."""
@@ -126,7 +131,7 @@ class Stereographic(ConstantCurvature):
     @in_float64
     def _expmap(self, x: Tensor, u: Tensor) -> Tensor:
         kappa = self._kappa_at(x if x.dim() >= u.dim() else u)
-        gx = self._gap(x, kappa)
+        gx = self._rough_gap(x, kappa)
         v = u / gx
         v2 = (v * v).sum(-1, keepdim=True)
         s = kappa * v2
@@ -244,6 +249,7 @@ class Stereographic(ConstantCurvature):
         """The zero vector."""
         return torch.zeros(*size, dtype=dtype, device=device)
 
+    @torch.no_grad()
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         if not bool(x.isfinite().all()):
             return False, "a coordinate is not finite"
@@ -256,6 +262,7 @@ class Stereographic(ConstantCurvature):
             f"a point lies outside the ball of radius 1/sqrt|kappa|: 1 + kappa |x|^2 = {worst:.3g} <= 0; see projx",
         )
 
+    @torch.no_grad()
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5):
         return True, None
 
