@@ -203,9 +203,7 @@ class Lorentz(ConstantCurvature):
         a = nx + step
         forward = (a > 0) & (nx > 0)
         below = torch.where(forward, a * tx + nx * ty, 1.0)
-        cross = torch.where(
-            forward, (r2 * step * (a + nx) - nx * nx * _dot(across, across)) / below, a * tx - nx * ty
-        )
+        cross = torch.where(forward, (r2 * step * (a + nx) - nx * nx * _dot(across, across)) / below, a * tx - nx * ty)
         along = (r * step + cross) / ((r + tx) * (r + ty))
         across = across / (r + ty)
         beta = nx / (r + tx)

@@ -129,7 +129,10 @@ class Sphere(ConstantCurvature):
         antipodal = cosine <= _numerics.antipode_floor(torch.float64)
         safe = torch.where(antipodal, 1.0, cosine)
         d2 = arc2(4 * sine / kappa, kappa, cosine, sign=1)
-        tangent = self.proju(x, y - x)
+        # y is a direction: brought to the norm of x by a difference, which keeps the digits of y - x, then to R
+        nx = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        ny = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        tangent = self.proju(x, (y - x) + y * ((nx - ny) / ny)) * (_radius(kappa) / nx)
         # |tangent| = sqrt(u cos^2): near x the ratio d^2/u is the analytic factor, elsewhere the quotient itself
         near = sine < 0.25
         ratio = torch.where(

@@ -36,7 +36,7 @@ class Stereographic(ConstantCurvature):
         return one_plus_kappa_norm2(x, kappa, self._known_sign())
 
     def _rough_gap(self, x: Tensor, kappa) -> Tensor:
-        """The same by the plain formula, positive in a ball: for steps of an optimizer, which end in a rounding anyway."""
+        """The same by the plain formula, kept positive in a ball: for optimizer steps, which round anyway."""
         gap = 1 + kappa * (x * x).sum(-1, keepdim=True)
         return gap if self._known_sign() in (0, 1) else gap.clamp(min=_numerics.ball_margin(torch.float64))
 
