@@ -1,1 +1,1 @@
-"""Distances and the numbers that make them exact: tensors in, tensors out, no manifold known here."""
+"""Distance kernels: tensors in, tensors out. They know no manifold; a manifold's chords are all they are given."""

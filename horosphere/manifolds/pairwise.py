@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
-from horosphere.kernels.reference.sqdist import sqdist
+from horosphere.kernels import dispatch, ops
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
@@ -19,6 +20,8 @@ from horosphere.manifolds.pairs import pair_dist2
 PRECISIONS = ("auto", "exact", "fast")
 # Numbers in one block of rows: 2^20 float64 are 8 MiB, several of which are alive at a time.
 BLOCK_NUMBERS = 2**20
+# Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
+BLOCK_PAIRS = 2**16
 
 
 class Neighbors(NamedTuple):
@@ -28,7 +31,15 @@ class Neighbors(NamedTuple):
     indices: Tensor
 
 
-def cdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = False, precision: str = "auto") -> Tensor:
+def cdist(
+    x: Tensor,
+    y: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    squared: bool = False,
+    precision: str = "auto",
+    impl: str = "auto",
+) -> Tensor:
     r"""Geodesic distances of all pairs, :math:`D_{ij} = d(x_i, y_j)`.
 
     Args:
@@ -43,21 +54,25 @@ def cdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, *, squared: bool = Fa
             every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord u up
             to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64.
             Inside torch.compile "auto" is "fast".
+        impl: "auto" chooses by device, type and shape; "reference" is the plain formula, "blocked" works in
+            cache-sized tiles on any device, "triton" is a GPU kernel. One asked for by name is used or refused.
 
     Returns:
-        (..., N, M) in the points' type; half precision is worked in float32. Identical points are at distance 0 (not in
-        "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted; blocks of rows of a large matrix
-        are recomputed block by block in the backward pass, so memory stays that of the matrix.
+        (..., N, M) in the points' type; half precision is worked in float32, and autocast changes nothing. Identical
+        points are at distance 0 (not in "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted;
+        the backward pass recomputes the matrix in tiles or blocks, so memory stays that of the matrix.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown precision.
+        ValueError: shapes that do not fit, an unknown precision or impl, or an impl that cannot serve the call.
         TypeError: no floating point tensors, or no manifold.
 
     Source: the chord form is derived in docs/chord.md.
     """
+    same = x is y
     x, y = _checked(x, y, precision)
-    d2 = _sqdist(x, y, manifold, precision)
-    return d2 if squared else _numerics.safe_sqrt(d2)
+    dispatch.check_name(impl)
+    with ops.without_autocast(x.device):
+        return _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
 
 
 def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: str = "auto") -> Neighbors:
@@ -84,7 +99,8 @@ def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: s
         batch = x.shape[:-2].numel()
         rows = max(1, BLOCK_NUMBERS // max(1, m * batch))
         found = [
-            _smallest(_block(x[..., i : i + rows, :], y, manifold, precision), k) for i in range(0, max(n, 1), rows)
+            _smallest(_matrix(x[..., i : i + rows, :], y, manifold, True, precision, "auto"), k)
+            for i in range(0, max(n, 1), rows)
         ]
         indices = torch.cat(found, -2)
     chosen = _rows_of(y, indices)
@@ -112,23 +128,77 @@ def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
     return x.to(dtype).expand(*batch, *x.shape[-2:]), y.to(dtype).expand(*batch, *y.shape[-2:])
 
 
-def _sqdist(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> Tensor:
+def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, precision: str, impl: str) -> Tensor:
+    parts_x = chords(manifold, x) if precision != "exact" else None
+    transforms = torch._C._are_functorch_transforms_active()
+    # which pairs are near depends on the data, and vmap forbids to ask
+    if parts_x is None or (transforms and precision == "auto"):
+        if impl in ("blocked", "triton"):
+            why = "precision='exact'" if precision == "exact" else "a torch.func transform" if transforms else "dist alone"
+            raise ValueError(f"impl={impl!r} serves chords in product form; {why} works pair by pair: use impl='auto'")
+        d2 = _exact_matrix(x, y, manifold)
+        return d2 if squared else _numerics.safe_sqrt(d2)
+    parts_y = parts_x if y is x else chords(manifold, y)
+    compiling = torch.compiler.is_compiling()
+    if transforms or compiling:
+        if transforms and impl in ("blocked", "triton"):
+            raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
+        chosen = "reference" if impl == "auto" else impl  # the plain formula, which the user's own compilation fuses
+    else:
+        entries = x.shape[:-1].numel() * y.shape[-2]
+        chosen = dispatch.choose(impl, "sqdist", x.device, parts_x[0].features.dtype, entries)
+    resolved = precision == "auto" and not compiling and not _without_data(x)
+    out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=chosen)
+    if not resolved or not picked.numel():
+        return out
+    exact = _picked_pairs(picked, x, y, manifold)
+    if not squared:
+        exact = _numerics.safe_sqrt(exact)
+    out.view(-1).index_put_((picked,), exact.to(out.dtype))
+    return out
+
+
+def _without_data(x: Tensor) -> bool:
+    """Meta and fake tensors have no near pairs to find."""
+    return x.device.type == "meta" or isinstance(x, FakeTensor)
+
+
+def _picked_pairs(picked: Tensor, x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """Exact squared distances of the pairs at flat indices (P,) of the matrix, in chunks."""
+    if picked.numel() <= BLOCK_PAIRS:
+        return _pairs_at(picked, x, y, manifold)
+    chunks = picked.split(BLOCK_PAIRS)
+    if _needs_grad(x, y, manifold):
+        return torch.cat([checkpoint(_pairs_at, c, x, y, manifold, use_reentrant=False) for c in chunks])
+    return torch.cat([_pairs_at(c, x, y, manifold) for c in chunks])
+
+
+def _pairs_at(picked: Tensor, x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
+    row, j = picked // m, picked % m
+    batch = row // n
+    one = resolve(manifold)[0]
+    if _has_batched_curvature(one):
+        one = one.take_batch(x.shape[:-2], batch)
+    a, b = x.reshape(-1, d)[row], y.reshape(-1, d)[batch * m + j]
+    return pair_dist2(one, a.unsqueeze(-2), b.unsqueeze(-2)).squeeze(-1)
+
+
+def _exact_matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """Exact squared distances (..., N, M) in blocks of rows, which the backward pass recomputes."""
     n, m = x.shape[-2], y.shape[-2]
-    each = m * x.shape[:-2].numel()
-    if precision == "exact" or not resolve(manifold)[1]:
-        each *= x.shape[-1]
-    rows = max(1, BLOCK_NUMBERS // max(1, each))
+    rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
     if torch.compiler.is_compiling() or n <= rows:
-        return _block(x, y, manifold, precision)
+        return _every_pair(x, y, manifold).to(x.dtype)
+    blocks = [x[..., i : i + rows, :] for i in range(0, n, rows)]
     if not _needs_grad(x, y, manifold):
         out = x.new_empty(*x.shape[:-1], m)
-        for i in range(0, n, rows):
-            out[..., i : i + rows, :] = _block(x[..., i : i + rows, :], y, manifold, precision)
+        for i, block in zip(range(0, n, rows), blocks, strict=True):
+            out[..., i : i + rows, :] = _every_pair(block, y, manifold)
         return out
-    blocks = (x[..., i : i + rows, :] for i in range(0, n, rows))
     if torch._C._are_functorch_transforms_active():  # they do not go through checkpoint's hooks
-        return torch.cat([_block(b, y, manifold, precision) for b in blocks], -2)
-    return torch.cat([checkpoint(_block, b, y, manifold, precision, use_reentrant=False) for b in blocks], -2)
+        return torch.cat([_every_pair(b, y, manifold).to(x.dtype) for b in blocks], -2)
+    return torch.cat([checkpoint(_every_pair, b, y, manifold, use_reentrant=False).to(x.dtype) for b in blocks], -2)
 
 
 def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:
@@ -136,30 +206,6 @@ def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:
         return False
     tensors = (x, y, *manifold.parameters(), *manifold.buffers())
     return any(t.requires_grad for t in tensors) or torch._C._are_functorch_transforms_active()
-
-
-def _block(x: Tensor, y: Tensor, manifold: geoopt.Manifold, precision: str) -> Tensor:
-    """Squared distances (..., N, M) of one block of rows, in the points' type."""
-    parts_x = chords(manifold, x) if precision != "exact" else None
-    if parts_x is None:
-        return _every_pair(x, y, manifold).to(x.dtype)
-    d2, near = sqdist(parts_x, chords(manifold, y))
-    if precision == "fast" or torch.compiler.is_compiling():
-        return d2.to(x.dtype)
-    if torch._C._are_functorch_transforms_active():  # which pairs are near depends on the data; vmap forbids to ask
-        return _every_pair(x, y, manifold).to(x.dtype)
-    entries = x.shape[:-2].numel()
-    picked = near.reshape(entries, *near.shape[-2:]).nonzero(as_tuple=True)
-    if picked[0].numel():
-        batch, i, j = picked
-        one = resolve(manifold)[0]
-        if _has_batched_curvature(one):
-            one = one.take_batch(x.shape[:-2], batch)
-        flat_x, flat_y = x.reshape(entries, *x.shape[-2:]), y.reshape(entries, *y.shape[-2:])
-        exact = pair_dist2(one, flat_x[batch, i].unsqueeze(-2), flat_y[batch, j].unsqueeze(-2)).squeeze(-1)
-        flat = d2.reshape(entries, *d2.shape[-2:])
-        d2 = flat.index_put(picked, exact.to(d2.dtype)).reshape(d2.shape)
-    return d2.to(x.dtype)
 
 
 def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:

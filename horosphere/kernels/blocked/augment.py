@@ -1,0 +1,93 @@
+r"""Features augmented so that one matrix product returns the scaled squared chord of a tile.
+
+With c = |kappa| / 2 (1 on flat space) the tile is :math:`t_{ij} = c\,u_{ij} = \langle a_i, b_j \rangle`,
+
+    a_i = c w_i (-2 f_i, |f_i|^2, 1),          b_j = w_j (f_j, 1, |f_j|^2)
+    a_i = c (-2 J f_i, 2/kappa, 0),            b_j = (f_j, 1, |f_j|^2)          with time coordinates
+
+so that cosh or cos of the distance is 1 + t or 1 - t. They are formed in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.parts import Part, theta
+
+
+class Augmented(NamedTuple):
+    """One part, batch dimensions flattened to B."""
+
+    a: Tensor  # (B, N, F + 2)
+    b: Tensor  # (B, M, F + 2)
+    signs: list[int]  # of the B curvatures
+    factor: Tensor  # (B, 1, 1), 1/sqrt|kappa|, 1 on flat space: the unit of length
+    # pairs that the product does not resolve have <near_a, b> < 0, or, on positive curvature, <far_a, b> > 2
+    near_a: Tensor
+    far_a: Tensor
+    # theta times the size of what was subtracted is p_i wy_j + q_i wn_j
+    p: Tensor  # (B, N)
+    q: Tensor  # (B, N)
+    wy: Tensor  # (B, M)
+    wn: Tensor  # (B, M)
+
+
+def kappa_entries(kappa: Tensor, batch: torch.Size) -> Tensor:
+    """The curvature of every batch entry, (B,) in float64."""
+    return kappa.detach().to(torch.float64).expand(batch).reshape(-1)
+
+
+def flat(t: Tensor, batch: torch.Size, own: int) -> Tensor:
+    """t (..., its last ``own`` dimensions) with the batch dimensions made one."""
+    return t.expand(*batch, *t.shape[t.dim() - own :]).reshape(batch.numel(), *t.shape[t.dim() - own :])
+
+
+def valid_weight(w: Tensor) -> Tensor:
+    """Outside of a ball the conformal factor is negative: there is no distance."""
+    return torch.where(w > 0, w, math.nan)
+
+
+def minkowski(f: Tensor, time_dims: int) -> Tensor:
+    """J f: the leading coordinates with their sign changed."""
+    return torch.cat((-f[..., :time_dims], f[..., time_dims:]), -1) if time_dims else f
+
+
+def augment(part: Part, batch: torch.Size, work: torch.dtype) -> Augmented:
+    """The part's augmented features in the type ``work``, in which products run."""
+    kappa = kappa_entries(part.kappa, batch)
+    signs = [(k > 0) - (k < 0) for k in kappa.tolist()]
+    kappa = kappa.to(part.x.device)[:, None, None]
+    curved = kappa != 0
+    c = torch.where(curved, kappa.abs() / 2, 1.0)
+    factor = torch.where(curved, kappa.abs(), 1.0).rsqrt()
+    x, y = flat(part.x, batch, 2).to(torch.float64), flat(part.y, batch, 2).to(torch.float64)
+    nx, ny = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
+    b = torch.cat((y, torch.ones_like(ny), ny), -1)
+    if part.time_dims:
+        a = c * torch.cat((-2 * minkowski(x, part.time_dims), 2 / kappa * torch.ones_like(nx), torch.zeros_like(nx)), -1)
+    else:
+        a = c * torch.cat((-2 * x, nx, torch.ones_like(nx)), -1)
+    size = c * torch.cat((nx, torch.ones_like(nx)), -1)
+    if part.wx is not None:
+        wx, wy = (valid_weight(flat(w, batch, 1).to(torch.float64)).unsqueeze(-1) for w in (part.wx, part.wy))
+        a, b, size = a * wx, b * wy, size * wx
+    size = size * theta(x.shape[-1], work)
+    f = x.shape[-1]
+    near_a = torch.cat((a[..., :f], a[..., f:] - size), -1)
+    far_a = torch.cat((a[..., :f], a[..., f:] + size), -1)
+    a, b, near_a, far_a, size, factor = (t.to(work) for t in (a, b, near_a, far_a, size, factor))
+    return Augmented(a, b, signs, factor, near_a, far_a, size[..., 0], size[..., 1], b[..., -2], b[..., -1])
+
+
+def tile_product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
+    """<a_i, b_j> (B', R, C) written into the kept flat buffer."""
+    out = buffer[: a.shape[0] * a.shape[1] * b.shape[1]].view(a.shape[0], a.shape[1], b.shape[1])
+    if a.shape[0] == 1:
+        torch.mm(a[0], b[0].mT, out=out[0])
+    else:
+        torch.bmm(a, b.mT, out=out)
+    return out

@@ -1,0 +1,123 @@
+"""Distance kernels as torch custom operators, and the functions that callers use.
+
+A chord is any tuple (features, weight, time_dims, kappa), see horosphere.manifolds.Chord. Operators take chords packed into
+flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile sees one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.kernels.blocked.sqdist import sqdist as blocked_sqdist
+from horosphere.kernels.blocked.sqdist_backward import sqdist_backward as blocked_sqdist_backward
+from horosphere.kernels.parts import batch_of, dtype_of, pack, unpack
+from horosphere.kernels.reference import sqdist as reference
+
+
+def sqdist(
+    xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: str
+) -> tuple[Tensor, Tensor | None]:
+    """Distances (or their squares) of all pairs from chord parts in inner-product form.
+
+    Args:
+        xs, ys: the chord parts of both sets, features (..., N, F) and (..., M, F); batch dimensions broadcast.
+        squared: return squares.
+        resolve: also return which pairs the product form does not resolve, by the rule of the reference (never fewer);
+            the caller replaces their entries by values of its own.
+        impl: "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
+
+    Returns:
+        the matrix (..., N, M), float32 or float64, and flat indices (P,) into it, None without ``resolve``.
+    """
+    if impl == "reference":
+        d2, near = reference.sqdist(xs, ys)
+        out = d2 if squared else _numerics.safe_sqrt(d2)
+        return out, near.flatten().nonzero().squeeze(-1) if resolve else None
+    out, picked = sqdist_op(*pack(xs, ys), squared, resolve, impl)
+    return out, picked if resolve else None
+
+
+def without_autocast(device: torch.device):
+    """Distances are worked in the points' own precision, whatever autocast asks of matrix products."""
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@torch.library.custom_op(
+    "horosphere::sqdist",
+    mutates_args=(),
+    schema="(Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool resolve, str impl) -> (Tensor, Tensor)",
+)
+def sqdist_op(tensors, time_dims, weighted, squared, resolve, impl):
+    """:func:`sqdist` on packed chords."""
+    parts = unpack(tensors, time_dims, weighted)
+    with without_autocast(tensors[0].device):
+        if impl == "triton":
+            from horosphere.kernels.triton.sqdist import sqdist as triton_sqdist
+
+            return triton_sqdist(parts, squared, resolve)
+        return blocked_sqdist(parts, squared, resolve)
+
+
+@sqdist_op.register_fake
+def _(tensors, time_dims, weighted, squared, resolve, impl):
+    parts = unpack(tensors, time_dims, weighted)
+    n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
+    out = tensors[0].new_empty(*batch_of(parts), n, m, dtype=dtype_of(parts))
+    pairs = torch.library.get_ctx().new_dynamic_size() if resolve else 0  # how many are near depends on the points
+    return out, tensors[0].new_empty(pairs, dtype=torch.int64)
+
+
+@torch.library.custom_op(
+    "horosphere::sqdist_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool curvature, str impl)"
+    " -> Tensor[]",
+)
+def sqdist_backward_op(grad, tensors, time_dims, weighted, squared, curvature, impl):
+    """Gradients of all packed tensors."""
+    parts = unpack(tensors, time_dims, weighted)
+    with without_autocast(grad.device):
+        if impl == "triton":
+            from horosphere.kernels.triton.sqdist import sqdist_backward as triton_sqdist_backward
+
+            return triton_sqdist_backward(grad, parts, squared, curvature)
+        return blocked_sqdist_backward(grad, parts, squared, curvature)
+
+
+@sqdist_backward_op.register_fake
+def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
+    return [t.new_empty(t.shape) for t in tensors]
+
+
+def _save(ctx, inputs, output):
+    tensors, *ctx.layout, ctx.squared, _, ctx.impl = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, grad, _):
+    tensors = ctx.saved_tensors
+    nothing = (None,) * 5
+    if torch.is_grad_enabled():  # a second derivative is wanted: that of the plain form
+        return _reference_gradient(grad, tensors, ctx.layout, ctx.squared), *nothing
+    curvature = any(p.kappa.requires_grad for p in unpack(tensors, *ctx.layout))
+    return sqdist_backward_op(grad, tensors, *ctx.layout, ctx.squared, curvature, ctx.impl), *nothing
+
+
+def _reference_gradient(grad: Tensor, tensors: Sequence[Tensor], layout: Sequence, squared: bool) -> list[Tensor | None]:
+    # a tensor may be there twice: each place gets its own gradient through an alias of its own
+    places = [t.view_as(t) for t in tensors]
+    xs, ys = zip(*(p.chords() for p in unpack(places, *layout)), strict=True)
+    out, _ = sqdist(xs, ys, squared=squared, resolve=False, impl="reference")
+    wanted = [p for p in places if p.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if p.requires_grad else None for p in places]
+
+
+sqdist_op.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,83 @@
+"""The chords of two sets of points, packed into the flat lists that custom operators take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+
+
+class Part(NamedTuple):
+    """One chord part of both sets: features (..., N, F) and (..., M, F), kappa () or batch-shaped, weights or None."""
+
+    x: Tensor
+    y: Tensor
+    kappa: Tensor
+    wx: Tensor | None
+    wy: Tensor | None
+    time_dims: int
+
+    def chords(self) -> tuple[Chord, Chord]:
+        """The two sides as the reference takes them."""
+        return Chord(self.x, self.wx, self.time_dims, self.kappa), Chord(self.y, self.wy, self.time_dims, self.kappa)
+
+
+def batch_of(parts: Sequence[Part]) -> torch.Size:
+    """The batch dimensions of the matrix."""
+    return torch.broadcast_shapes(*(t.shape[:-2] for p in parts for t in (p.x, p.y)))
+
+
+def dtype_of(parts: Sequence[Part]) -> torch.dtype:
+    """The type in which matrix products run, and of the result."""
+    dtype = parts[0].x.dtype
+    for p in parts:
+        dtype = torch.promote_types(dtype, torch.promote_types(p.x.dtype, p.y.dtype))
+    return _numerics.fast_dtype(dtype)
+
+
+class Chord(NamedTuple):
+    """One side of a part; the fields of horosphere.manifolds.Chord, which kernels do not import."""
+
+    features: Tensor
+    weight: Tensor | None
+    time_dims: int
+    kappa: Tensor
+
+
+def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], list[int], list[bool]]:
+    """Chords of both sets as (tensors, time_dims, weighted): x, y, kappa and, where weighted, both weights of each part."""
+    tensors, time_dims, weighted = [], [], []
+    for a, b in zip(xs, ys, strict=True):
+        kappa = a.kappa if isinstance(a.kappa, Tensor) else torch.tensor(a.kappa, dtype=torch.float64)
+        tensors += [a.features, b.features, kappa]
+        if a.weight is not None:
+            tensors += [a.weight, b.weight]
+        time_dims.append(a.time_dims)
+        weighted.append(a.weight is not None)
+    return tensors, time_dims, weighted
+
+
+def unpack(tensors: Sequence[Tensor], time_dims: Sequence[int], weighted: Sequence[bool]) -> list[Part]:
+    """The inverse of :func:`pack`."""
+    parts, at = [], 0
+    for time, has_weight in zip(time_dims, weighted, strict=True):
+        size = 5 if has_weight else 3
+        x, y, kappa, *weights = tensors[at : at + size]
+        parts.append(Part(x, y, kappa, *(weights or (None, None)), time))
+        at += size
+    return parts
+
+
+def theta(features: int, dtype: torch.dtype) -> float:
+    """Pairs with ``u < theta w_i w_j (|f_i|^2 + |f_j|^2)`` may miss the promised tolerance in inner-product form.
+
+    The error of u is at most ``4 sqrt(F)`` units of what was subtracted, and a relative error of ``2 tol`` in u is one
+    of tol in d. Two more features hold the norms of the augmented product; the last factor covers the rounding of the
+    comparison itself.
+    """
+    unit = _numerics.unit_roundoff(dtype)
+    return 2 * (features + 2) ** 0.5 * unit / _numerics.promised_tolerance(dtype) * (1 + 1e-4)
