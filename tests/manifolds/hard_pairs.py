@@ -51,7 +51,9 @@ def _radii(rng: np.random.Generator, n: int, manifold) -> np.ndarray:
         return np.concatenate((small, np.sinh(rng.uniform(0.1, HYPERBOLOID_RADIUS * 0.999, n - third))))
     middle = rng.uniform(0.1, 0.95, third)
     if curvature_of(manifold) < 0:
-        outer = 1 - 10.0 ** rng.uniform(-4.9, -1, n - 2 * third)
+        margin = rng.uniform(-4.9, -1, n - 2 * third)
+        margin[::2] = rng.uniform(-4.95, -4.7, len(margin[::2]))  # where an uncompensated 1 + kappa |x|^2 would show
+        outer = 1 - 10.0**margin
     else:
         outer = 10.0 ** rng.uniform(-0.3, 3, n - 2 * third)
     return np.concatenate((small, middle, outer))

@@ -179,3 +179,15 @@ def test_the_oracle_gives_known_distances():
     assert float(oracle.distance(hs.Sphere(0.25), pole, side)) == pytest.approx(math.pi, rel=1e-15)
     far = torch.tensor([0.0, math.sinh(2.0), 0.0], dtype=torch.float64)
     assert float(oracle.distance(hs.Lorentz(-1.0), torch.zeros(3), far)) == pytest.approx(2.0, rel=1e-15)
+
+
+def test_radial_pairs_far_out_on_the_hyperboloid():
+    """Beyond the promised radius: a difference along the radius is not mistaken for one across it (at 30 it is: 3e-9)."""
+    generator = torch.Generator().manual_seed(0)
+    for radius in (15.0, 20.0):
+        short = torch.randn(8, 3, generator=generator).double()  # of few bits, so that 1.5 x is exact
+        space = short * 2.0 ** round((radius - 2) / math.log(2))
+        x = hs.Lorentz().projx(torch.cat((torch.zeros(8, 1), space), -1))
+        y = hs.Lorentz().projx(torch.cat((torch.zeros(8, 1), 1.5 * space), -1))
+        true = np.diag(oracle.matrix(hs.Lorentz(), x, y))[:, None]
+        assert (oracle.relative_error(hs.Lorentz().dist(x, y)[:, None], true) < 1e-12).all()
