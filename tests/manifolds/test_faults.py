@@ -392,9 +392,12 @@ def test_48_second_derivatives_of_the_distance_matrix():
         x = manifold.projx(torch.randn(3, 4, generator=generator, dtype=F64) * 0.4).detach().requires_grad_()
         y = manifold.projx(torch.randn(2, 4, generator=generator, dtype=F64) * 0.4).detach().requires_grad_()
         parameters = tuple(manifold.parameters())
-        assert torch.autograd.gradgradcheck(
-            lambda a, b, *_, m=manifold: hs.cdist(a, b, m), (x, y, *parameters), rtol=1e-4, atol=1e-5
-        )
+        for precision in ("auto", "exact"):
+
+            def matrix(a, b, *_, m=manifold, p=precision):
+                return hs.cdist(a, b, m, precision=p)
+
+            assert torch.autograd.gradgradcheck(matrix, (x, y, *parameters), rtol=1e-4, atol=1e-5)
     x = torch.zeros(3, 2, dtype=F64, requires_grad=True)  # a gradient penalty where rows coincide
     (grad,) = torch.autograd.grad(hs.cdist(x, x, hs.PoincareBall(), squared=True).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad((grad**2).sum() + grad.sum(), x)

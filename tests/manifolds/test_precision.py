@@ -182,7 +182,7 @@ def test_the_oracle_gives_known_distances():
 
 
 def test_radial_pairs_far_out_on_the_hyperboloid():
-    """Beyond the promised radius: a difference along the radius is not mistaken for one across it (at 30 it is: 3e-9)."""
+    """Beyond the promised radius: a difference along the radius is not mistaken for one across it (at 30: 3e-9)."""
     generator = torch.Generator().manual_seed(0)
     for radius in (15.0, 20.0):
         short = torch.randn(8, 3, generator=generator).double()  # of few bits, so that 1.5 x is exact
