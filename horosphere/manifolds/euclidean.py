@@ -51,7 +51,12 @@ class Euclidean(geoopt.Euclidean):
         """Distance; its gradient at x = y is 0."""
         if not self.ndim:
             return (as_points(x, "x") - as_points(y, "y")).abs()
-        return _numerics.safe_sqrt(self.dist2(x, y, keepdim=keepdim))
+        if self.ndim > 1:
+            return _numerics.safe_sqrt(self.dist2(x, y, keepdim=keepdim))
+        x, y = as_points(x, "x"), as_points(y, "y")
+        # in float64: the square of a float32 distance below 1e-19 or above 1e19 is no float32 number
+        out = _numerics.safe_sqrt(self.pair_dist2(x, y)).to(torch.promote_types(x.dtype, y.dtype))
+        return out.unsqueeze(-1) if keepdim else out
 
     def projx(self, x: Tensor) -> Tensor:
         """x."""
