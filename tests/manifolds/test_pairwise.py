@@ -197,6 +197,36 @@ def test_curvature_of_each_head(cls, learnable, precision):
         hs.cdist(x[:, 0], y[:, 0], manifold, precision=precision)
 
 
+@pytest.mark.parametrize("cls", (hs.PoincareBall, hs.Sphere, hs.Lorentz, hs.Stereographic))
+def test_maps_with_a_curvature_of_each_head(cls):
+    values = torch.tensor([0.5, 1.0, 2.0], dtype=F64)
+    values = values if cls is hs.Sphere else torch.tensor([-0.5, 0.0, 2.0]) if cls is hs.Stereographic else -values
+    manifold, single = cls(values), [cls(v.item()) for v in values]
+    x, y = (torch.stack([draw(m, 2, 5, seed=n) for m in single], 1) for n in (0, 1))
+    v = manifold.proju(x, draw(hs.Euclidean(), 2, 3, 5, seed=2))
+    assert torch.equal(manifold.take_batch((2, 3), torch.tensor([1, 5])).kappa, values[[1, 2]])
+    for method, args in (
+        ("dist", (x, y)),
+        ("logmap", (x, y)),
+        ("expmap", (x, v)),
+        ("retr", (x, v)),
+        ("transp", (x, y, v)),
+        ("inner", (x, v)),
+        ("norm", (x, v)),
+        ("projx", (3 * x,)),
+        ("proju", (x, y)),
+        ("egrad2rgrad", (x, y)),
+        ("dist0", (x,)),
+        ("expmap0", (manifold.proju(torch.zeros_like(x), v) if cls is not hs.Sphere else 0 * v,)),
+    ):
+        found = getattr(manifold, method)(*args)
+        for h, m in enumerate(single):
+            expected = getattr(m, method)(*(a[:, h] for a in args))
+            torch.testing.assert_close(
+                found[:, h], expected, rtol=1e-10, atol=1e-12, msg=lambda e, n=method: f"{n}: {e}"
+            )
+
+
 def test_curvature_of_each_head_in_a_scaled_product():
     kappa = torch.tensor([-0.5, -2.0], dtype=F64)
     manifold = hs.Scaled(hs.Product((hs.PoincareBall(kappa), 2), (hs.Sphere(), 3)), 1.5)

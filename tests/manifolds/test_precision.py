@@ -191,3 +191,14 @@ def test_radial_pairs_far_out_on_the_hyperboloid():
         y = hs.Lorentz().projx(torch.cat((torch.zeros(8, 1), 1.5 * space), -1))
         true = np.diag(oracle.matrix(hs.Lorentz(), x, y))[:, None]
         assert (oracle.relative_error(hs.Lorentz().dist(x, y)[:, None], true) < 1e-12).all()
+
+
+@pytest.mark.parametrize("scale", (1e-25, 1e-12, 1e12, 1e25))
+def test_float32_distances_whose_square_leaves_float32(scale):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, 3, generator=generator) * scale for _ in range(2))
+    manifolds = [hs.Euclidean(), hs.Stereographic(0.0), hs.Scaled(hs.Euclidean(), 0.5)]
+    manifolds += [hs.PoincareBall(-1.0), hs.Stereographic(1.0)] if scale < 1 else []
+    for manifold in manifolds:
+        true = np.diag(oracle.matrix(manifold, x, y))[:, None]
+        assert (oracle.relative_error(manifold.dist(x, y)[:, None], true) <= 1e-5).all(), manifold
