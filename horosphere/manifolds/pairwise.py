@@ -151,11 +151,34 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=chosen)
     if not resolved or not picked.numel():
         return out
+    if not _needs_grad(x, y, manifold):  # identical points are 0 apart, but d^2 has second derivatives there
+        same = _identical(picked, x, y) & _proper(parts_x).flatten()[picked // y.shape[-2]]
+        out.view(-1)[picked[same]] = 0.0
+        picked = picked[~same]
     exact = _picked_pairs(picked, x, y, manifold)
     if not squared:
         exact = _numerics.safe_sqrt(exact)
     out.view(-1).index_put_((picked,), exact.to(out.dtype))
     return out
+
+
+def _identical(picked: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(P,) whether the pairs at flat indices of the matrix are two copies of one point."""
+    n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
+    row = picked // m
+    other = row // n * m + picked % m
+    return (x.reshape(-1, d).index_select(0, row) == y.reshape(-1, d).index_select(0, other)).all(-1)
+
+
+def _proper(parts) -> Tensor:
+    """(..., N) whether the chord knows the point: outside of a ball and at infinity there are no distances."""
+    good = None
+    for part in parts:
+        here = part.features.isfinite().all(-1)
+        if part.weight is not None:
+            here = here & (part.weight > 0) & part.weight.isfinite()
+        good = here if good is None else good & here
+    return good
 
 
 def _without_data(x: Tensor) -> bool:

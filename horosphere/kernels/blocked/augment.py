@@ -26,14 +26,11 @@ class Augmented(NamedTuple):
     b: Tensor  # (B, M, F + 2)
     signs: list[int]  # of the B curvatures
     factor: Tensor  # (B, 1, 1), 1/sqrt|kappa|, 1 on flat space: the unit of length
-    # pairs that the product does not resolve have <near_a, b> < 0, or, on positive curvature, <far_a, b> > 2
-    near_a: Tensor
-    far_a: Tensor
-    # theta times the size of what was subtracted is p_i wy_j + q_i wn_j
+    plain_b: Tensor  # (B, M, F + 2), b without weights
+    wy: Tensor | None  # (B, M), None where there are no weights
+    # theta times the size of what was subtracted to get t is (p_i + q_i |f_j|^2) w_j
     p: Tensor  # (B, N)
     q: Tensor  # (B, N)
-    wy: Tensor  # (B, M)
-    wn: Tensor  # (B, M)
 
 
 def kappa_entries(kappa: Tensor, batch: torch.Size) -> Tensor:
@@ -56,8 +53,8 @@ def minkowski(f: Tensor, time_dims: int) -> Tensor:
     return torch.cat((-f[..., :time_dims], f[..., time_dims:]), -1) if time_dims else f
 
 
-def augment(part: Part, batch: torch.Size, work: torch.dtype) -> Augmented:
-    """The part's augmented features in the type ``work``, in which products run."""
+def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> Augmented:
+    """The part's augmented features in the type ``work``, in which products run; the last column is repeated ``pad`` times."""
     kappa = kappa_entries(part.kappa, batch)
     signs = [(k > 0) - (k < 0) for k in kappa.tolist()]
     kappa = kappa.to(part.x.device)[:, None, None]
@@ -72,15 +69,18 @@ def augment(part: Part, batch: torch.Size, work: torch.dtype) -> Augmented:
     else:
         a = c * torch.cat((-2 * x, nx, torch.ones_like(nx)), -1)
     size = c * torch.cat((nx, torch.ones_like(nx)), -1)
+    if pad:
+        b = torch.cat((b, b[:, -1:].expand(-1, pad, -1)), 1)
+    plain_b, wy = b, None
     if part.wx is not None:
-        wx, wy = (valid_weight(flat(w, batch, 1).to(torch.float64)).unsqueeze(-1) for w in (part.wx, part.wy))
-        a, b, size = a * wx, b * wy, size * wx
+        wx, wy = (valid_weight(flat(w, batch, 1).to(torch.float64)) for w in (part.wx, part.wy))
+        if pad:
+            wy = torch.cat((wy, wy[:, -1:].expand(-1, pad)), 1)
+        a, b, size = a * wx.unsqueeze(-1), b * wy.unsqueeze(-1), size * wx.unsqueeze(-1)
+        wy = wy.to(work)
     size = size * theta(x.shape[-1], work)
-    f = x.shape[-1]
-    near_a = torch.cat((a[..., :f], a[..., f:] - size), -1)
-    far_a = torch.cat((a[..., :f], a[..., f:] + size), -1)
-    a, b, near_a, far_a, size, factor = (t.to(work) for t in (a, b, near_a, far_a, size, factor))
-    return Augmented(a, b, signs, factor, near_a, far_a, size[..., 0], size[..., 1], b[..., -2], b[..., -1])
+    a, b, plain_b, size, factor = (t.to(work) for t in (a, b, plain_b, size, factor))
+    return Augmented(a, b, signs, factor, plain_b, wy, size[..., 0], size[..., 1])
 
 
 def tile_product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:

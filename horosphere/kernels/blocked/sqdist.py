@@ -9,7 +9,8 @@ from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
 from horosphere.kernels.blocked.augment import Augmented, augment, tile_product
-from horosphere.kernels.blocked.tiles import tile_size, tiles
+from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
+from horosphere.kernels.blocked.unresolved import Search
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 
 
@@ -18,113 +19,80 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
 
     Returns:
         the matrix, in the products' type;
-        flat indices (P,) into it, ascending within a tile, where ``resolve``; else empty. Their entries hold nothing
-        of use: the caller replaces them. The pairs are at least those of the reference's rule.
+        flat indices (P,) into it where ``resolve``; else empty. Their entries hold nothing of use: the caller replaces
+        them. The pairs are at least those of the reference's rule.
     """
-    batch, dtype = batch_of(parts), dtype_of(parts)
+    batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
-    made = [augment(p, batch, dtype) for p in parts]
-    device = parts[0].x.device
     result = torch.empty(*batch, n, m, dtype=dtype, device=device)
     out = result.view(batch.numel(), n, m)
-    size = tile_size(device)
-    buffers = torch.empty(3 if len(made) > 1 else 2, min(size, max(1, out.numel())), dtype=dtype, device=device)
+    width = group_width(m)
+    made = [augment(p, batch, dtype, pad=-m % width) for p in parts]
     wide = [may_overflow(a) for a in made]
-    found = []
-    alike = all(s == a.signs[0] for a in made for s in a.signs)
-    for e, i, j in tiles(*out.shape, size, alike):
-        tile, doubtful = out[e, i, j], None
-        for k, a in enumerate(made):
-            t = tile_product(a.a[e, i], a.b[e, j], buffers[0])
-            sign = a.signs[e.start]
-            if resolve:
-                rows = doubtful_rows(a, t, sign, e, i, j)
-                doubtful = rows if doubtful is None else doubtful | rows
-            if not resolve or len(made) > 1:
-                arcs.clamp_(t, sign)
-            _finish(a, t, sign, e, k, len(made), squared, wide[k], buffers, tile)
-        if resolve and bool(doubtful.any()):
-            found.append(unresolved(made, doubtful, wide, e, i, j, n, m))
-    picked = torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=device)
+    size = tile_size(device, len(made))
+    padded = m + -m % width
+    buffers = torch.empty(len(made) + 2, min(size, max(1, out.shape[0] * n * padded)), dtype=dtype, device=device)
+    search = Search(made, n, m, width, wide, size) if resolve else None
+    for e, i, j in tiles(out.shape[0], n, padded, size, width, all_alike(made)):
+        # where pairs are looked for, the weights of columns are multiplied in afterwards
+        ts = [tile_product(a.a[e, i], (a.plain_b if resolve else a.b)[e, j], buffers[k]) for k, a in enumerate(made)]
+        log = resolve and search.look(ts, e, i, j)
+        tile = out[e, i, j]
+        if len(made) == 1:
+            _finish_one(made[0], ts[0], e, squared, wide[0], log, resolve, buffers[-1], tile)
+        else:
+            _finish_sum(made, ts, e, squared, wide, buffers, tile)
+    picked = search.result(device) if resolve else torch.empty(0, dtype=torch.int64, device=device)
     return result, picked
 
 
 def may_overflow(a: Augmented) -> bool:
-    """Whether t^2 may leave the range of the type on negative curvature; t <= 2 |a_i| |b_j|."""
+    """Whether t^2 may leave the range of the type on negative curvature; |t| is at most F + 2 products."""
     if not any(s < 0 for s in a.signs) or not a.a.numel() or not a.b.numel():
         return False
-    return arcs.overflows(4 * float(a.a.abs().amax()) * float(a.b.abs().amax()) * a.a.shape[-1], a.a.dtype)
+    return arcs.overflows(float(a.a.abs().amax()) * float(a.b.abs().amax()) * a.a.shape[-1], a.a.dtype)
 
 
-def _finish(
-    a: Augmented, t: Tensor, sign: int, e: slice, k: int, parts: int, squared: bool, wide: bool, buffers: Tensor, tile: Tensor
+def all_alike(made: Sequence[Augmented]) -> bool:
+    """Whether all batch entries have curvatures of one sign, so that they can share a tile."""
+    return all(s == a.signs[0] for a in made for s in a.signs)
+
+
+def _finish_one(
+    a: Augmented,
+    t: Tensor,
+    e: slice,
+    squared: bool,
+    wide: bool,
+    log: bool,
+    resolved: bool,
+    scratch: Tensor,
+    tile: Tensor,
 ) -> None:
-    """The tile's distances written to the result, or added to the sum of squares while other parts follow."""
-    scratch = buffers[1, : t.numel()].view(t.shape)
-    if parts == 1 and sign == 0:
-        tile.copy_(t) if squared else torch.sqrt(t, out=tile)
+    """The tile's distances, from t to the result. Unresolved pairs are not clamped: they are replaced."""
+    sign = a.signs[e.start]
+    if not resolved:
+        arcs.clamp_(t, sign)
+    m = tile.shape[-1]
+    if sign == 0:
+        tile.copy_(t[..., :m]) if squared else torch.sqrt(t[..., :m], out=tile)
         return
-    d = arcs.arc_(t, sign, scratch, wide)
+    d = arcs.arc_(t, sign, scratch[: t.numel()].view(t.shape), wide, log)[..., :m]
     factor = a.factor[e]
-    if parts == 1:
-        if squared:
-            torch.mul(d.mul_(factor), d, out=tile)
-        else:
-            torch.mul(d, factor, out=tile)
-        return
-    total = buffers[2, : t.numel()].view(t.shape)
-    d.mul_(factor)
-    if k == 0:
-        torch.mul(d, d, out=total)
-    elif k < parts - 1:
-        total.addcmul_(d, d)
+    if squared:
+        torch.mul(d.mul_(factor), d, out=tile)
     else:
+        torch.mul(d, factor, out=tile)
+
+
+def _finish_sum(
+    made: Sequence[Augmented], ts: Sequence[Tensor], e: slice, squared: bool, wide: Sequence[bool], buffers: Tensor, tile: Tensor
+) -> None:
+    """The tile's sum over the parts."""
+    total, scratch = (b[: ts[0].numel()].view(ts[0].shape) for b in buffers[-2:])
+    total.zero_()
+    for a, t, w in zip(made, ts, wide, strict=True):
+        d = arcs.arc_(arcs.clamp_(t, a.signs[e.start]), a.signs[e.start], scratch, w).mul_(a.factor[e])
         total.addcmul_(d, d)
-        tile.copy_(total) if squared else torch.sqrt(total, out=tile)
-
-
-def doubtful_rows(a: Augmented, t: Tensor, sign: int, e: slice, i: slice, j: slice) -> Tensor:
-    """(B', R) rows of the tile that may hold a pair that the product does not resolve: one reduction of the tile."""
-    wy, wn = (v[e, j].amax(-1, keepdim=True) for v in (a.wy, a.wn))
-    limit = a.p[e, i] * wy + a.q[e, i] * wn
-    rows = ~(t.amin(-1) >= limit)  # NaN counts
-    return rows | ~(t.amax(-1) <= 2 - limit) if sign > 0 else rows
-
-
-def unresolved(
-    made: Sequence[Augmented], doubtful: Tensor, wide: Sequence[bool], e: slice, i: slice, j: slice, n: int, m: int
-) -> Tensor:
-    """Flat indices of the unresolved pairs in the doubtful rows of a tile."""
-    entries, rows = doubtful.nonzero(as_tuple=True)
-    found = []
-    for entry in entries.unique().tolist() if doubtful.shape[0] > 1 else (0,):
-        chosen = rows[entries == entry] if doubtful.shape[0] > 1 else rows
-        one = e.start + entry
-        near = _unresolved_of_one(made, chosen + i.start, wide, one, j)
-        at, column = near.nonzero(as_tuple=True)
-        found.append((one * n + chosen[at] + i.start) * m + column + j.start)
-    return torch.cat(found)
-
-
-def _unresolved_of_one(
-    made: Sequence[Augmented], rows: Tensor, wide: Sequence[bool], entry: int, j: slice
-) -> Tensor:
-    """(R, C) bool by the reference's rule: the sum of the parts' errors exceeds the tolerance, or one is near its antipode."""
-    total = doubt = far = None
-    for a, w in zip(made, wide, strict=True):
-        b, sign = a.b[entry, j].mT, a.signs[entry]
-        margin = a.near_a[entry, rows] @ b  # t less theta times the size of what was subtracted
-        if sign > 0:
-            antipodal = ~(a.far_a[entry, rows] @ b <= 2)
-            far = antipodal if far is None else far | antipodal
-        if len(made) == 1:
-            near = ~(margin >= 0)
-            return near if far is None else near | far
-        t = arcs.clamp_(a.a[entry, rows] @ b, sign)
-        limit = t - margin
-        d2 = (arcs.arc_(t.clone(), sign, torch.empty_like(t), w) * a.factor[entry]) ** 2
-        # slope d^2 / t; at t = 0 the limit itself, in units of d^2
-        part = torch.where(t > 0, d2 / torch.where(t > 0, t, 1.0), 2 * a.factor[entry] ** 2 if sign else 1.0) * limit
-        total, doubt = (d2, part) if total is None else (total + d2, doubt + part)
-    near = ~(total >= doubt)
-    return near if far is None else near | far
+    m = tile.shape[-1]
+    tile.copy_(total[..., :m]) if squared else torch.sqrt(total[..., :m], out=tile)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
 from horosphere.kernels.blocked.augment import augment, flat, kappa_entries, minkowski, tile_product
-from horosphere.kernels.blocked.sqdist import may_overflow
-from horosphere.kernels.blocked.tiles import tile_size, tiles
+from horosphere.kernels.blocked.sqdist import all_alike, may_overflow
+from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 
 
@@ -28,9 +28,8 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     dk = [torch.zeros(batch.numel(), dtype=torch.float64, device=grad.device) for _ in made]
     size = tile_size(grad.device)
     buffers = torch.empty(3, min(size, max(1, grad.numel())), dtype=dtype, device=grad.device)
-    alike = all(s == a.signs[0] for a in made for s in a.signs)
     single = len(made) == 1
-    for e, i, j in tiles(*grad.shape, size, alike):
+    for e, i, j in tiles(*grad.shape, size, group_width(grad.shape[-1]), all_alike(made)):
         upper = grad[e, i, j]
         if not single:
             upper = upper.to(dtype) if squared else _through_root(made, wide, upper, e, i, j, buffers)
