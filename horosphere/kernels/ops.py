@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels import fused
 from horosphere.kernels.blocked.sqdist import sqdist as blocked_sqdist
 from horosphere.kernels.blocked.sqdist_backward import sqdist_backward as blocked_sqdist_backward
 from horosphere.kernels.parts import batch_of, dtype_of, pack, unpack
 from horosphere.kernels.reference import sqdist as reference
 
 
-def sqdist(
-    xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: str
-) -> tuple[Tensor, Tensor | None]:
+def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: str) -> tuple[Tensor, Tensor | None]:
     """Distances (or their squares) of all pairs from chord parts in inner-product form.
 
     Args:
@@ -29,12 +28,15 @@ def sqdist(
         squared: return squares.
         resolve: also return which pairs the product form does not resolve, by the rule of the reference (never fewer);
             the caller replaces their entries by values of its own.
-        impl: "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
+        impl: "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`; "fused", the plain
+            form for the caller's own compilation.
 
     Returns:
         the matrix (..., N, M), float32 or float64, and flat indices (P,) into it, None without ``resolve``.
     """
-    if impl == "reference":
+    if impl == "fused" and fused.can_serve(xs) and not resolve:
+        return fused.sqdist(xs, ys, squared), None
+    if impl in ("reference", "fused"):
         d2, near = reference.sqdist(xs, ys)
         out = d2 if squared else _numerics.safe_sqrt(d2)
         return out, near.flatten().nonzero().squeeze(-1) if resolve else None
@@ -110,7 +112,9 @@ def _backward(ctx, grad, _):
     return sqdist_backward_op(grad, tensors, *ctx.layout, ctx.squared, curvature, ctx.impl), *nothing
 
 
-def _reference_gradient(grad: Tensor, tensors: Sequence[Tensor], layout: Sequence, squared: bool) -> list[Tensor | None]:
+def _reference_gradient(
+    grad: Tensor, tensors: Sequence[Tensor], layout: Sequence, squared: bool
+) -> list[Tensor | None]:
     # a tensor may be there twice: each place gets its own gradient through an alias of its own
     places = [t.view_as(t) for t in tensors]
     xs, ys = zip(*(p.chords() for p in unpack(places, *layout)), strict=True)

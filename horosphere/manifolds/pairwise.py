@@ -134,7 +134,13 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     # which pairs are near depends on the data, and vmap forbids to ask
     if parts_x is None or (transforms and precision == "auto"):
         if impl in ("blocked", "triton"):
-            why = "precision='exact'" if precision == "exact" else "a torch.func transform" if transforms else "dist alone"
+            why = (
+                "precision='exact'"
+                if precision == "exact"
+                else "a torch.func transform"
+                if transforms
+                else "dist alone"
+            )
             raise ValueError(f"impl={impl!r} serves chords in product form; {why} works pair by pair: use impl='auto'")
         d2 = _exact_matrix(x, y, manifold)
         return d2 if squared else _numerics.safe_sqrt(d2)
@@ -143,7 +149,8 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     if transforms or compiling:
         if transforms and impl in ("blocked", "triton"):
             raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
-        chosen = "reference" if impl == "auto" else impl  # the plain formula, which the user's own compilation fuses
+        plain = "fused" if compiling else "reference"  # the user's own compilation fuses it
+        chosen = plain if impl == "auto" else impl
     else:
         entries = x.shape[:-1].numel() * y.shape[-2]
         chosen = dispatch.choose(impl, "sqdist", x.device, parts_x[0].features.dtype, entries)

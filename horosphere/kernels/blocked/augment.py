@@ -65,7 +65,9 @@ def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> A
     nx, ny = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
     b = torch.cat((y, torch.ones_like(ny), ny), -1)
     if part.time_dims:
-        a = c * torch.cat((-2 * minkowski(x, part.time_dims), 2 / kappa * torch.ones_like(nx), torch.zeros_like(nx)), -1)
+        a = c * torch.cat(
+            (-2 * minkowski(x, part.time_dims), 2 / kappa * torch.ones_like(nx), torch.zeros_like(nx)), -1
+        )
     else:
         a = c * torch.cat((-2 * x, nx, torch.ones_like(nx)), -1)
     size = c * torch.cat((nx, torch.ones_like(nx)), -1)

@@ -29,7 +29,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     width = group_width(m)
     made = [augment(p, batch, dtype, pad=-m % width) for p in parts]
     wide = [may_overflow(a) for a in made]
-    size = tile_size(device, len(made))
+    size = max(tile_size(device, len(made)), width)
     padded = m + -m % width
     buffers = torch.empty(len(made) + 2, min(size, max(1, out.shape[0] * n * padded)), dtype=dtype, device=device)
     search = Search(made, n, m, width, wide, size) if resolve else None
@@ -86,7 +86,13 @@ def _finish_one(
 
 
 def _finish_sum(
-    made: Sequence[Augmented], ts: Sequence[Tensor], e: slice, squared: bool, wide: Sequence[bool], buffers: Tensor, tile: Tensor
+    made: Sequence[Augmented],
+    ts: Sequence[Tensor],
+    e: slice,
+    squared: bool,
+    wide: Sequence[bool],
+    buffers: Tensor,
+    tile: Tensor,
 ) -> None:
     """The tile's sum over the parts."""
     total, scratch = (b[: ts[0].numel()].view(ts[0].shape) for b in buffers[-2:])

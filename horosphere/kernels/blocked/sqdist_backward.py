@@ -26,10 +26,11 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     wide = [may_overflow(a) for a in made]
     da, db = [torch.zeros_like(a.a) for a in made], [torch.zeros_like(a.b) for a in made]
     dk = [torch.zeros(batch.numel(), dtype=torch.float64, device=grad.device) for _ in made]
-    size = tile_size(grad.device)
+    width = group_width(grad.shape[-1])
+    size = max(tile_size(grad.device), width)
     buffers = torch.empty(3, min(size, max(1, grad.numel())), dtype=dtype, device=grad.device)
     single = len(made) == 1
-    for e, i, j in tiles(*grad.shape, size, group_width(grad.shape[-1]), all_alike(made)):
+    for e, i, j in tiles(*grad.shape, size, width, all_alike(made)):
         upper = grad[e, i, j]
         if not single:
             upper = upper.to(dtype) if squared else _through_root(made, wide, upper, e, i, j, buffers)
