@@ -360,6 +360,35 @@ def test_gradients_of_neighbours(name):
 
 
 @every_manifold
+@pytest.mark.parametrize("precision", ("auto", "fast"))
+def test_both_engines_agree(name, precision):
+    manifold = MANIFOLDS[name]()
+    x, y = draw(manifold, 2, 37).requires_grad_(), draw(manifold, 1, 29, seed=1).requires_grad_()
+    with torch.no_grad():
+        x[0, 3] = y[0, 5]
+    inputs = (x, y, *manifold.parameters())
+
+    def everything(impl):
+        d = hs.cdist(x, y, manifold, precision=precision, impl=impl, squared=True)
+        first = torch.autograd.grad((d * d.detach().cos()).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum((g**2).sum() for g in first), inputs)
+        return (d, *first, *second)
+
+    for a, b in zip(everything("blocked"), everything("reference"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_an_engine_is_used_or_refused():
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="impl must be one of"):
+        hs.cdist(x, x, hs.Euclidean(), impl="fastest")
+    with pytest.raises(ValueError, match=r"impl='blocked'.*use impl='auto'"):
+        hs.cdist(x, x, hs.Euclidean(), precision="exact", impl="blocked")
+    with pytest.raises(ValueError, match=r"impl='blocked'.*dist alone"):
+        hs.cdist(x, x, Taxicab(), impl="blocked")
+
+
+@every_manifold
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_blocks_equal_one_block(name, precision, monkeypatch):
     manifold = MANIFOLDS[name]()
