@@ -50,7 +50,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
             _accumulate(db[k][e, j], g.mT, a.a[e, i])
     grads = []
     for part, *sums in zip(parts, da, db, dk, strict=True):
-        grads += _per_point(part, batch, *sums, squared or not single, curvature)
+        grads += per_point(part, batch, *sums, squared or not single, curvature)
     return grads
 
 
@@ -72,7 +72,7 @@ def _accumulate(into: Tensor, g: Tensor, features: Tensor) -> None:
         into.baddbmm_(g, features)
 
 
-def _per_point(
+def per_point(
     part: Part, batch: torch.Size, da: Tensor, db: Tensor, dk: Tensor, square: bool, curvature: bool
 ) -> list[Tensor]:
     """From the gradients of augmented features to those of features, curvature and weights."""

@@ -1,0 +1,1 @@
+"""Triton kernels and their launchers. Imported only by the operators, when Triton serves a call."""

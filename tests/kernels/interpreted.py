@@ -1,0 +1,23 @@
+"""The cases of the distance kernel under Triton's interpreter; run by test_triton.py in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import horosphere as hs
+from tests.kernels import cases
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
+def test_triton_is_the_reference(case):
+    cases.check(case, "triton")
+
+
+def test_cdist_by_triton():
+    manifold = hs.PoincareBall(-1.0)
+    x = (manifold.random(40, 3) * 0.5).requires_grad_()
+    by_name = hs.cdist(x, x, manifold, impl="triton")
+    torch.testing.assert_close(by_name, hs.cdist(x, x, manifold, precision="exact"), rtol=1e-5, atol=1e-6)
+    assert (by_name.diagonal() == 0).all()
+    assert torch.autograd.grad(by_name.sum(), x)[0].isfinite().all()
