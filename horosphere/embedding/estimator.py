@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
@@ -19,8 +20,9 @@ from sklearn.utils import check_random_state
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
 from horosphere.embedding.io import check_labels, load_tensors, save_tensors
+from horosphere.embedding.schedule import Schedule
 from horosphere.embedding.scores import Scores, distances_to_all, reconstruction
-from horosphere.embedding.trainer import EpochInfo, Schedule, train
+from horosphere.embedding.trainer import EpochInfo, train
 from horosphere.manifolds import manifold_by_name, manifold_from_config
 
 __all__ = ["GraphEmbedding", "NearestNodes"]
@@ -50,8 +52,12 @@ class GraphEmbedding(BaseEstimator):
         n_epochs: passes over the pairs.
         learning_rate: rate per pair (batch losses are summed), see `trainer.Schedule`.
         n_negatives: nodes drawn against each pair.
-        batch_size: pairs a step.
+        batch_size: pairs a step of the torch engine.
         burn_in: first epochs, at a tenth of the rate; at most a tenth of `n_epochs` is used.
+        engine: "numba" trains a pair at a time, in compiled code, on products of flat, hyperbolic and spherical spaces;
+            "torch" trains batches on any manifold; "auto" takes numba where it can.
+        n_jobs: threads of the numba engine (None: 1, -1: all cores). They share the points without locks: faster, but
+            only one thread gives the same bits every time.
         callbacks: callables, each given an `EpochInfo` after every epoch.
         checkpoint: a file kept up to date during `fit`, from which an interrupted `fit` with the same arguments goes on
             to the same numbers; the finished file stays, and a `fit` that finds it returns its result.
@@ -88,6 +94,8 @@ class GraphEmbedding(BaseEstimator):
         n_negatives: int = 50,
         batch_size: int = 200,
         burn_in: int = 10,
+        engine: str = "auto",
+        n_jobs: int | None = None,
         callbacks: Sequence[Callable[[EpochInfo], None]] | None = None,
         checkpoint: str | os.PathLike | None = None,
         checkpoint_every: int = 10,
@@ -103,6 +111,8 @@ class GraphEmbedding(BaseEstimator):
         self.n_negatives = n_negatives
         self.batch_size = batch_size
         self.burn_in = burn_in
+        self.engine = engine
+        self.n_jobs = n_jobs
         self.callbacks = callbacks
         self.checkpoint = checkpoint
         self.checkpoint_every = checkpoint_every
@@ -127,7 +137,7 @@ class GraphEmbedding(BaseEstimator):
         rng = np.random.default_rng([seed])
         start = near_origin(manifold, len(given.nodes), self.n_components, rng)
         points, losses = self._train(start, given, manifold, seed, self.checkpoint)
-        self._set(points.numpy(), given, manifold, losses)
+        self._set(points, given, manifold, losses)
         return self
 
     def partial_fit(self, graph: Any, y: None = None) -> Self:
@@ -147,15 +157,16 @@ class GraphEmbedding(BaseEstimator):
         joined = self.graph_.joined(added)
         n_old, n_new = len(self.nodes_), len(joined.nodes) - len(self.nodes_)
         losses: list[float] = []
-        points = torch.from_numpy(self.embedding_.copy())
+        points = self.embedding_
         if n_new:
             seed = self._seed()
             # The number of old nodes sets the draws of one addition apart from those of the next.
             rng = np.random.default_rng([seed, n_old])
-            start = torch.cat([points, near_origin(manifold, n_new, self.n_components, rng)])
+            fresh = near_origin(manifold, n_new, self.n_components, rng)
+            start = torch.cat([torch.from_numpy(points.copy()), fresh])
             start = beside_neighbours(manifold, start, n_old, joined.edges, rng)
             points, losses = self._train(start, joined, manifold, seed, None, n_fixed=n_old)
-        self._set(points.numpy(), joined, manifold, losses)
+        self._set(points, joined, manifold, losses)
         return self
 
     def fit_transform(self, graph: Any, y: None = None) -> np.ndarray:
@@ -298,10 +309,12 @@ class GraphEmbedding(BaseEstimator):
             callbacks.append(show)
         try:
             return train(
-                start,
+                start.numpy(),
                 pairs,
                 manifold,
                 schedule,
+                engine=self.engine,
+                n_threads=effective_n_jobs(self.n_jobs),
                 n_fixed=n_fixed,
                 callbacks=callbacks,
                 checkpoint_path=checkpoint,
@@ -342,6 +355,8 @@ class GraphEmbedding(BaseEstimator):
             _check_integer(name, getattr(self, name), least)
         _check_integer("burn_in", self.burn_in, 0)
         _check_integer("checkpoint_every", self.checkpoint_every, 1)
+        if self.engine not in ("auto", "numba", "torch"):
+            raise ValueError(f'engine must be "auto", "numba" or "torch", got {self.engine!r}')
         rate = self.learning_rate
         if not isinstance(rate, Real) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
@@ -375,15 +390,17 @@ _SAVED = (
     "n_negatives",
     "batch_size",
     "burn_in",
+    "engine",
+    "n_jobs",
     "checkpoint_every",
     "random_state",
 )
 
 
-def _plain(value: Any) -> bool | int | float | None:
+def _plain(value: Any) -> bool | int | float | str | None:
     """A constructor argument as JSON keeps it; a RandomState cannot be kept and becomes None."""
     value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, bool | int | float) else None
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

@@ -35,7 +35,7 @@ def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
     kind = _kind(manifold)
     if kind not in ("ball", "hyperboloid"):
         raise ValueError(f"a disk picture needs a hyperbolic space, got {manifold}")
-    scaled = points * np.sqrt(-float(manifold.kappa))
+    scaled = points * np.sqrt(-_curvature(manifold))
     dimension = points.shape[1] - (kind == "hyperboloid")
     if dimension < 2:
         raise ValueError(f"a disk picture needs points of at least 2 dimensions, got {dimension}")
@@ -219,6 +219,11 @@ def _plane(points: np.ndarray) -> np.ndarray:
     return points[:, 0] + 1j * points[:, 1]
 
 
+def _curvature(manifold: Any) -> float:
+    """kappa as a number, also where it is learned."""
+    return manifold.kappa.item() if hasattr(manifold.kappa, "item") else manifold.kappa
+
+
 def _kind(manifold: Any) -> str:
     from horosphere.manifolds import Euclidean, Lorentz, Stereographic
 
@@ -226,7 +231,7 @@ def _kind(manifold: Any) -> str:
         return "flat"
     if isinstance(manifold, Lorentz):
         return "hyperboloid"
-    if isinstance(manifold, Stereographic) and float(manifold.kappa) < 0:
+    if isinstance(manifold, Stereographic) and _curvature(manifold) < 0:
         return "ball"
     raise ValueError(
         f"pictures are drawn of hyperbolic (PoincareBall, Stereographic with kappa < 0, Lorentz) and Euclidean "

@@ -1,0 +1,104 @@
+"""Batches of pairs as torch tensors: any manifold, and a sparse optimizer step on the rows it touches."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from horosphere.embedding.graph import Graph
+from horosphere.embedding.losses import ranking_loss
+from horosphere.embedding.sampling import NegativeSampler, epoch_edges, epoch_rng
+from horosphere.embedding.schedule import Schedule
+from horosphere.manifolds.parameter import ManifoldParameter
+from horosphere.optim import RiemannianSGD
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """Epochs of row-sparse Riemannian steps, ``batch_size`` pairs a step.
+
+    Args:
+        points: (n_nodes, D) float64 points of the manifold.
+        pairs: the pairs to train on; every source has a node that is not its neighbour.
+        graph: all true pairs, which are never drawn as negatives.
+        manifold: any `geoopt.Manifold`.
+        schedule: the settings.
+        n_fixed: rows before this one do not move.
+    """
+
+    name = "torch"
+
+    def __init__(self, points: np.ndarray, pairs: Graph, graph: Graph, manifold, schedule: Schedule, n_fixed: int = 0):
+        n = len(graph.nodes)
+        self._schedule, self._n_fixed = schedule, n_fixed
+        self._edges, self._weights = pairs.edges, pairs.weights
+        self._uniform = NegativeSampler(graph.edges, n)
+        self._by_degree = NegativeSampler(graph.edges, n, np.bincount(graph.edges[:, 1], minlength=n))
+        start = torch.from_numpy(points)
+        self._table = ManifoldParameter(start, manifold)
+        with torch.no_grad():
+            # Projecting a point of a sphere again may turn its last bit: these are on the manifold already.
+            self._table.copy_(start)
+        self._optimizer = RiemannianSGD([self._table], lr=schedule.learning_rate)
+        self.state = self._table.detach().numpy()
+
+    def points(self) -> np.ndarray:
+        """(n_nodes, D) float64, the points now; a view that the next epoch changes."""
+        return self.state
+
+    def run(self, epoch: int) -> float:
+        """Train one epoch; the sum of the losses of its pairs."""
+        self._optimizer.param_groups[0]["lr"] = self._schedule.rate(epoch)
+        with _one_thread():
+            return sum(self._step(batch) for batch in self._batches(epoch))
+
+    def _batches(self, epoch: int) -> Iterator[np.ndarray]:
+        if not len(self._edges):
+            return
+        rng = epoch_rng(self._schedule.seed, epoch)
+        pairs = self._edges[epoch_edges(self._weights, rng)]
+        count = self._schedule.n_negatives
+        size = self._schedule.batch_size
+        # A whole epoch at once is cheap for small graphs; slices keep the memory of large ones bounded.
+        slice_size = size * max(1, 2**22 // (size * count))
+        for first in range(0, len(pairs), slice_size):
+            part = pairs[first : first + slice_size]
+            nodes = np.concatenate([part, self._negatives(part[:, 0], count, rng, epoch)], axis=1)
+            yield from (nodes[i : i + size] for i in range(0, len(nodes), size))
+
+    def _negatives(self, sources: np.ndarray, count: int, rng: np.random.Generator, epoch: int) -> np.ndarray:
+        if epoch >= self._schedule.burn_in:
+            return self._uniform.draw(sources, count, rng)
+        # A source all of whose non-neighbours are leaves has no target left to draw.
+        some = self._by_degree.remaining[sources] > 0
+        drawn = np.empty((len(sources), count), dtype=np.int64)
+        drawn[some] = self._by_degree.draw(sources[some], count, rng)
+        drawn[~some] = self._uniform.draw(sources[~some], count, rng)
+        return drawn
+
+    def _step(self, batch: np.ndarray) -> float:
+        rows, local = np.unique(batch, return_inverse=True)
+        index = torch.from_numpy(rows)
+        points = self._table.detach().index_select(0, index).requires_grad_()
+        loss = ranking_loss(points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold)
+        (gradient,) = torch.autograd.grad(loss, points)
+        first = int(np.searchsorted(rows, self._n_fixed))
+        self._table.grad = torch.sparse_coo_tensor(
+            index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False
+        )
+        self._optimizer.step()
+        return loss.item()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A step works on so few numbers that sharing it costs more than it saves, up to tenfold on a busy machine; and
+    one order of summation gives the same bits on every machine of a kind."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
