@@ -26,8 +26,8 @@ def asin_series(z, TERMS: tl.constexpr):
     q = z * z
     series = tl.zeros_like(z) + 1
     for i in tl.static_range(TERMS):
-        n: tl.constexpr = TERMS - i
-        series = 1 + q * series * (((2 * n - 1) * (2 * n - 1)) / (2 * n * (2 * n + 1)))
+        # spelled out: assigned to a name, the number would become a float32 tensor
+        series = 1 + q * series * ((2 * (TERMS - i) - 1) ** 2 / (2 * (TERMS - i) * (2 * (TERMS - i) + 1)))
     return z * series
 
 
@@ -80,9 +80,11 @@ def curvature_slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.cons
         q = SIGN * tl.where(small, z2, 0.0)
         series = tl.zeros_like(t) + 1
         for i in tl.static_range(TERMS):
-            n: tl.constexpr = TERMS - i
-            ratio: tl.constexpr = (n + 1) / n * ((2 * n + 1) * (2 * n + 1)) / ((2 * n + 2) * (2 * n + 3))
-            series = 1 + q * series * ratio
+            series = 1 + q * series * (
+                (TERMS - i + 1)
+                * (2 * (TERMS - i) + 1) ** 2
+                / (2 * (TERMS - i) * (TERMS - i + 1) * (2 * (TERMS - i) + 3))
+            )
         arc = phi(t, SIGN, TERMS)
         large = tl.where(small, 0.5, z2)
         closed = SIGN * (tl.sqrt(large / (1 - SIGN * large)) - arc / 2)

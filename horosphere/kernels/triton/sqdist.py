@@ -14,17 +14,15 @@ from horosphere.kernels.blocked.sqdist_backward import per_point
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 from horosphere.kernels.triton import sqdist_kernels as kernels
 
-# Rows, columns and features of a block.
-ROWS, COLUMNS, FEATURES = 64, 64, 32
+# Rows and columns of a tile.
+TILE = 64
 
 
-def shape_options(dtype: torch.dtype) -> dict:
-    """Block sizes, terms of the series, and whether products use tl.dot: in float64 not every target has one."""
+def options_for(dtype: torch.dtype) -> dict:
+    """Tile sizes, terms of the series, and that a multiplication and an addition may be one instruction."""
     wide = dtype == torch.float64
-    return {"R": ROWS // 2 if wide else ROWS, "C": COLUMNS // 2 if wide else COLUMNS, "BK": FEATURES} | {
-        "TERMS": 14 if wide else 6,
-        "DOT": not wide,
-    }
+    tile = TILE // 2 if wide else TILE
+    return {"R": tile, "C": tile, "TERMS": 14 if wide else 6, "num_warps": 8, "enable_fp_fusion": True}
 
 
 def _runs(made: Sequence[Augmented]) -> list[slice]:
@@ -42,7 +40,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     out = result.view(batch.numel(), n, m)
     doubt = torch.zeros_like(out) if several and resolve else out
     made = [augment(p, batch, dtype) for p in parts]
-    options = shape_options(dtype)
+    options = options_for(dtype)
     if out.numel():
         for a in made:
             left, right = a.a.mT.contiguous(), a.plain_b.mT.contiguous()
@@ -83,7 +81,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
         upper = torch.where(total > 0, upper * 0.5 / torch.where(total > 0, total, 1.0), 0.0)
     upper = upper.contiguous()
     square = squared or len(parts) > 1
-    options = shape_options(dtype)
+    options = options_for(dtype)
     grads = []
     for part, a in zip(parts, made, strict=True):
         left, right = a.a.mT.contiguous(), a.b.mT.contiguous()

@@ -12,26 +12,15 @@ from horosphere.kernels.triton.arcs import curvature_slope, phi, slope
 
 
 @triton.jit
-def _load(base, features, points, K, size):
-    """(features, points) block of a (K, size) matrix, 0 outside."""
-    inside = (features[:, None] < K) & (points[None, :] < size)
-    return tl.load(base + features[:, None].to(tl.int64) * size + points[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _product(a, b, rows, columns, n, m, K, DOT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """<a_i, b_j> of a tile, (R, C), in the full precision of its type."""
+def _product(a, b, rows, columns, n, m, K, R: tl.constexpr, C: tl.constexpr):
+    """<a_i, b_j> of a tile, (R, C), feature by feature: tl.dot in full float32 spills hundreds of registers."""
     t = tl.zeros((R, C), a.dtype.element_ty)
-    if DOT:
-        for k in range(0, K, BK):
-            features = k + tl.arange(0, BK)
-            left, right = _load(a, features, rows, K, n), _load(b, features, columns, K, m)
-            t = tl.dot(tl.trans(left), right, t, input_precision="ieee")
-    else:
-        for k in range(0, K):
-            left = tl.load(a + k * n + rows, mask=rows < n, other=0.0)
-            right = tl.load(b + k * m + columns, mask=columns < m, other=0.0)
-            t += left[:, None] * right[None, :]
+    for _ in range(0, K):  # pointers move on: an index times n could leave 32 bits
+        left = tl.load(a + rows, mask=rows < n, other=0.0)
+        right = tl.load(b + columns, mask=columns < m, other=0.0)
+        t += left[:, None] * right[None, :]
+        a += n
+        b += m
     return t
 
 
@@ -54,18 +43,18 @@ def forward(
     WEIGHTED: tl.constexpr,
     RESOLVE: tl.constexpr,
     ADD: tl.constexpr,  # add the square to out, which other parts share
-    DOT: tl.constexpr,
     TERMS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
-    BK: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
     across, down = tl.cdiv(m, C), tl.cdiv(n, R)
     entry = pid // (across * down)
+    a += entry * K * n
+    b += entry * K * m
     rows = pid // across % down * R + tl.arange(0, R)
     columns = pid % across * C + tl.arange(0, C)
-    t = _product(a + entry * K * n, b + entry * K * m, rows, columns, n, m, K, DOT, R, C, BK)
+    t = _product(a, b, rows, columns, n, m, K, R, C)
     w = tl.zeros((C,), t.dtype) + 1
     if WEIGHTED:
         w = tl.load(wy + entry * m + columns, mask=columns < m, other=1.0)
@@ -118,11 +107,9 @@ def backward(
     SIGN: tl.constexpr,
     SQUARED: tl.constexpr,
     CURVATURE: tl.constexpr,
-    DOT: tl.constexpr,
     TERMS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
-    BK: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
     down = tl.cdiv(n, R)
@@ -136,7 +123,7 @@ def backward(
     total = tl.zeros((R,), a.dtype.element_ty)
     for start in range(0, m, C):
         columns = start + tl.arange(0, C)
-        t = _product(a, b, rows, columns, n, m, K, DOT, R, C, BK)
+        t = _product(a, b, rows, columns, n, m, K, R, C)
         inside = (rows[:, None] < n) & (columns[None, :] < m)
         at = rows[:, None].to(tl.int64) * row_stride + columns[None, :].to(tl.int64) * column_stride
         upper = tl.load(grad + at, mask=inside, other=0.0)
@@ -149,19 +136,14 @@ def backward(
             g = g * unit
         if CURVATURE:
             total += tl.sum(tl.where(proper, curvature_slope(t, SIGN, SQUARED, TERMS) * upper, 0.0), 1)
-        if DOT:
-            for k in range(0, K, BK):
-                features = k + tl.arange(0, BK)
-                right = _load(b, features, columns, K, m)
-                own = da + features[:, None].to(tl.int64) * n + rows[None, :]
-                here = (features[:, None] < K) & (rows[None, :] < n)
-                sums = tl.dot(right, tl.trans(g), input_precision="ieee")
-                tl.store(own, tl.load(own, mask=here, other=0.0) + sums, mask=here)
-        else:
-            for k in range(0, K):
-                right = tl.load(b + k * m + columns, mask=columns < m, other=0.0)
-                own = da + k * n + rows
-                before = tl.load(own, mask=rows < n, other=0.0)
-                tl.store(own, before + tl.sum(g * right[None, :], 1), mask=rows < n)
+        other = b + columns
+        own = da + rows
+        for _ in range(0, K):
+            right = tl.load(other, mask=columns < m, other=0.0)
+            before = tl.load(own, mask=rows < n, other=0.0)
+            tl.store(own, before + tl.sum(g * right[None, :], 1), mask=rows < n)
+            other += m
+            own += n
+        tl.debug_barrier()  # the next tile's sums read what other threads have written
     if CURVATURE:
         tl.store(dk + entry * n + rows, total, mask=rows < n)
