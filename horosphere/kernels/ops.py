@@ -14,10 +14,12 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels import fused
+from horosphere.kernels.blocked.nearest import nearest as blocked_nearest
 from horosphere.kernels.blocked.sqdist import sqdist as blocked_sqdist
 from horosphere.kernels.blocked.sqdist_backward import sqdist_backward as blocked_sqdist_backward
 from horosphere.kernels.parts import batch_of, dtype_of, pack, unpack
 from horosphere.kernels.reference import sqdist as reference
+from horosphere.kernels.reference.nearest import nearest as reference_nearest
 
 
 def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: str) -> tuple[Tensor, Tensor | None]:
@@ -42,6 +44,23 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
         return out, near.flatten().nonzero().squeeze(-1) if resolve else None
     out, picked = sqdist_op(*pack(xs, ys), squared, resolve, impl)
     return out, picked if resolve else None
+
+
+def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, Tensor]:
+    """The k pairs of every row with the smallest lower bound of d^2 (the product form less its error bound).
+
+    Args:
+        xs, ys: chord parts as in :func:`sqdist`.
+        k: 1 <= k <= M.
+        impl: "reference" or "blocked".
+
+    Returns:
+        the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last bound.
+    """
+    with torch.no_grad():
+        if impl == "reference":
+            return reference_nearest(xs, ys, k)
+        return nearest_op(*pack(xs, ys), k)
 
 
 def without_autocast(device: torch.device):
@@ -96,6 +115,24 @@ def sqdist_backward_op(grad, tensors, time_dims, weighted, squared, curvature, i
 @sqdist_backward_op.register_fake
 def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
     return [t.new_empty(t.shape) for t in tensors]
+
+
+@torch.library.custom_op(
+    "horosphere::nearest",
+    mutates_args=(),
+    schema="(Tensor[] tensors, int[] time_dims, bool[] weighted, int k) -> (Tensor, Tensor)",
+)
+def nearest_op(tensors, time_dims, weighted, k):
+    """:func:`nearest` on packed chords; indices have no gradient, and bounds need none."""
+    with without_autocast(tensors[0].device):
+        return blocked_nearest(unpack(tensors, time_dims, weighted), k)
+
+
+@nearest_op.register_fake
+def _(tensors, time_dims, weighted, k):
+    parts = unpack(tensors, time_dims, weighted)
+    shape = (*batch_of(parts), parts[0].x.shape[-2], k)
+    return tensors[0].new_empty(shape, dtype=dtype_of(parts)), tensors[0].new_empty(shape, dtype=torch.int64)
 
 
 def _save(ctx, inputs, output):

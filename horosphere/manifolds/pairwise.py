@@ -22,6 +22,8 @@ PRECISIONS = ("auto", "exact", "fast")
 BLOCK_NUMBERS = 2**20
 # Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
 BLOCK_PAIRS = 2**16
+# Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
+SPARE = 4
 
 
 class Neighbors(NamedTuple):
@@ -75,7 +77,15 @@ def cdist(
         return _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
 
 
-def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: str = "auto") -> Neighbors:
+def knn(
+    x: Tensor,
+    y: Tensor,
+    manifold: geoopt.Manifold,
+    k: int,
+    *,
+    precision: str = "auto",
+    impl: str = "auto",
+) -> Neighbors:
     """The k points of y nearest to each point of x, without ever holding the whole distance matrix.
 
     Args:
@@ -83,30 +93,78 @@ def knn(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, *, precision: s
         y: points (..., M, D).
         manifold: as in :func:`cdist`.
         k: how many, 1 <= k <= M. Ties go to the smaller index.
-        precision: of the distances that rank the candidates, as in :func:`cdist`.
+        precision: "auto" and "exact" give the neighbours by exact distance: "auto" gets candidates from the product form
+            and goes through a whole row only where its error bound cannot exclude the others; "fast" takes the
+            candidates as they are. The distances returned are exact.
+        impl: as in :func:`cdist`; there is no Triton form.
 
     Returns:
         Neighbors(distances, indices), both (..., N, k). Distances are differentiable.
 
     Raises:
-        ValueError: k is out of range, or shapes do not fit.
+        ValueError: k is out of range, or shapes do not fit, or an impl that cannot serve the call.
     """
+    same = x is y
     x, y = _checked(x, y, precision)
+    y = x if same else y
+    dispatch.check_name(impl)
+    if not 1 <= k <= y.shape[-2]:
+        raise ValueError(f"k must lie between 1 and the number of points in y, {y.shape[-2]}; got {k}")
+    with ops.without_autocast(x.device):
+        with torch.no_grad():
+            indices = _nearest(x, y, manifold, k, precision, impl)
+        d2 = _distances_to(x, y, indices, manifold).to(x.dtype)
+        order = torch.argsort(d2.detach(), dim=-1, stable=True)
+        return Neighbors(_numerics.safe_sqrt(torch.gather(d2, -1, order)), torch.gather(indices, -1, order))
+
+
+def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision: str, impl: str) -> Tensor:
+    """Indices (..., N, k) of the nearest, in ascending order of index where distances are equal."""
     n, m = x.shape[-2], y.shape[-2]
-    if not 1 <= k <= m:
-        raise ValueError(f"k must lie between 1 and the number of points in y, {m}; got {k}")
-    with torch.no_grad():
-        batch = x.shape[:-2].numel()
-        rows = max(1, BLOCK_NUMBERS // max(1, m * batch))
-        found = [
-            _smallest(_matrix(x[..., i : i + rows, :], y, manifold, True, precision, "auto"), k)
-            for i in range(0, max(n, 1), rows)
-        ]
-        indices = torch.cat(found, -2)
-    chosen = _rows_of(y, indices)
-    d2 = _pairs_of_rows(x, chosen, manifold).to(x.dtype)
-    order = torch.argsort(d2.detach(), dim=-1, stable=True)
-    return Neighbors(_numerics.safe_sqrt(torch.gather(d2, -1, order)), torch.gather(indices, -1, order))
+    parts_x = chords(manifold, x) if precision != "exact" else None
+    if parts_x is None or torch._C._are_functorch_transforms_active():
+        if impl in ("blocked", "triton"):
+            raise ValueError(f"impl={impl!r} serves chords in product form, not this call: use impl='auto'")
+        rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
+        blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
+        return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
+    parts_y = parts_x if y is x else chords(manifold, y)
+    chosen = dispatch.choose(impl, "nearest", x.device, parts_x[0].features.dtype, x.shape[:-1].numel() * m)
+    candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
+    bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=chosen)
+    if candidates == k:
+        return indices
+    indices = indices.sort(dim=-1).values
+    d2 = _distances_to(x, y, indices, manifold)
+    order = torch.argsort(d2, dim=-1, stable=True)[..., :k]
+    found = torch.gather(indices, -1, order)
+    if candidates < m:  # a point that is no candidate may be as near as the last one found: those rows are gone through
+        last = torch.gather(d2, -1, order[..., -1:]).squeeze(-1)
+        certain = last < bounds[..., -1].to(last.dtype) * (1 - 64 * _numerics.unit_roundoff(bounds.dtype))
+        at = (~certain).nonzero(as_tuple=True)
+        if at[0].numel():
+            found[at] = _nearest_of_rows(at, x, y, manifold, k)
+    return found
+
+
+def _nearest_of_rows(at: tuple[Tensor, ...], x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int) -> Tensor:
+    """Indices (R, k) for the rows at ``at`` of the batch and row dimensions, from all exact distances."""
+    m = y.shape[-2]
+    rows = torch.arange(x.shape[:-1].numel(), device=x.device).view(x.shape[:-1])[at]
+    columns = torch.arange(m, device=x.device)
+    found = []
+    for some in rows.split(max(1, BLOCK_PAIRS // m)):
+        flat = (some.unsqueeze(-1) * m + columns).flatten()
+        found.append(_smallest(_pairs_at(flat, x, y, manifold).view(-1, m), k))
+    return torch.cat(found)
+
+
+def _distances_to(x: Tensor, y: Tensor, indices: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """Exact squared distances (..., N, K) of every x to the y at indices (..., N, K)."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return _pairs_of_rows(x, _rows_of(y, indices), manifold)
+    rows = torch.arange(x.shape[:-1].numel(), device=x.device).view(*x.shape[:-1], 1)
+    return _picked_pairs((rows * y.shape[-2] + indices).flatten(), x, y, manifold).view(indices.shape)
 
 
 def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,116 @@
+"""Nearest neighbours: the blocked kernel against the plain one, and knn against a sort of all exact distances."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import horosphere as hs
+from horosphere.kernels import ops
+from horosphere.kernels.blocked import nearest as blocked
+from tests.kernels import cases
+from tests.manifolds import hard_pairs
+
+
+@pytest.mark.parametrize("k", (1, 10, 17))
+@pytest.mark.parametrize("case", [c for c in cases.CASES if c.m >= 17], ids=lambda c: c.name)
+def test_blocked_is_the_reference(case, k, monkeypatch):
+    monkeypatch.setattr(blocked, "CPU_BLOCK", 1000)
+    xs, ys = cases.chords(case)
+    with cases.filled_with_nan():
+        bounds, indices = ops.nearest(xs, ys, k, impl="blocked")
+    true, _ = ops.nearest(xs, ys, case.m, impl="reference")
+    widest = true[..., k - 1 : k].abs().amax()
+    slack = (1e-9 if case.dtype == torch.float64 else 1e-4) * widest
+    torch.testing.assert_close(bounds, true[..., :k].to(bounds.dtype), rtol=1e-4, atol=float(slack))
+    assert (indices.sort(-1).values.diff(dim=-1) > 0).all() and ((indices >= 0) & (indices < case.m)).all()
+
+
+def ball(kappa=-1.0):
+    return hs.PoincareBall(kappa)
+
+
+MANIFOLDS = (
+    ball,
+    lambda: hs.Sphere(0.5),
+    lambda: hs.Lorentz(-2.0),
+    hs.Euclidean,
+    lambda: hs.Stereographic(torch.tensor([-1.0, 0.0])),
+    lambda: hs.Product((hs.PoincareBall(-1.0), 3), (hs.Sphere(1.0), 4), (hs.Euclidean(), 2)),
+)
+
+
+@pytest.mark.parametrize("make", MANIFOLDS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("impl", ("reference", "blocked"))
+def test_knn_is_a_sort_of_exact_distances(make, dtype, impl):
+    manifold = make()
+    size = manifold.n_elements if isinstance(manifold, hs.Product) else 4
+    generator = torch.random.manual_seed(0)
+    x, y = (manifold.projx(torch.randn(2, n, size, generator=generator, dtype=dtype) * 0.3) for n in (30, 300))
+    y[:, 100:110] = y[:, :10]  # ties
+    y[:, 200:230] = x
+    true = hs.cdist(x.double(), y.double(), manifold, precision="exact")
+    order = true.argsort(dim=-1, stable=True)[..., :7]
+    found = hs.knn(x, y, manifold, 7, impl=impl)
+    assert torch.equal(found.indices, order)
+    torch.testing.assert_close(found.distances.double(), true.gather(-1, order), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", MANIFOLDS[:3])
+def test_knn_of_hard_pairs(make):
+    manifold = make()
+    x, y = hard_pairs.stored(manifold, np.random.default_rng(0), 300, 3, torch.float32)
+    true = hs.cdist(x.double(), y.double(), manifold, precision="exact")
+    found = hs.knn(x, y, manifold, 5, impl="blocked")
+    assert torch.equal(true.gather(-1, found.indices), true.sort(dim=-1).values[:, :5])
+
+
+def test_many_copies_of_one_point_come_in_order_of_index():
+    x = torch.zeros(400, 3)
+    x[200:] = 0.5
+    found = hs.knn(x, x, ball(), 6, impl="blocked").indices
+    assert (found[:200] == torch.arange(6)).all() and (found[200:] == 200 + torch.arange(6)).all()
+
+
+def test_points_without_distance_come_last():
+    x = ball().random(300, 2) * 0.5
+    y = x.clone()
+    y[5] = torch.tensor([1.5, 0.0])
+    found = hs.knn(x, y, ball(), 299, impl="blocked")
+    assert not (found.indices == 5).any() and found.distances.isfinite().all()
+
+
+def test_triton_is_refused_with_the_reason():
+    x = ball().random(5, 3)
+    with pytest.raises(ValueError, match="nearest has no Triton form"):
+        hs.knn(x, x, ball(), 2, impl="triton")
+
+
+def test_gradients_are_those_of_the_matrix():
+    x = (ball().random(300, 3, dtype=torch.float64) * 0.5).requires_grad_()
+    near = hs.knn(x, x, ball(), 4)
+    (gradient,) = torch.autograd.grad(near.distances.sum(), x)
+    (true,) = torch.autograd.grad(hs.cdist(x, x, ball(), precision="exact").gather(-1, near.indices).sum(), x)
+    torch.testing.assert_close(gradient, true, rtol=1e-9, atol=1e-12)
+
+
+MEMORY = """
+import resource, sys, torch, horosphere as hs
+n = int(sys.argv[1])
+x = torch.rand(n, 10) * 0.2
+hs.knn(x[:300], x[:300], hs.PoincareBall(-1.0), 10)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+hs.knn(x, x, hs.PoincareBall(-1.0), 10)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_memory_stays_far_below_that_of_the_matrix():
+    """12,000 points: the matrix alone would be 549 MiB."""
+    run = subprocess.run([sys.executable, "-c", MEMORY, "12000"], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 200
