@@ -1,7 +1,8 @@
 """Distance kernels as torch custom operators, and the functions that callers use.
 
 A chord is any tuple (features, weight, time_dims, kappa), see horosphere.manifolds.Chord. Operators take chords packed into
-flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile sees one node.
+flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile sees one
+node. They are made by ``define`` and ``impl`` rather than by ``custom_op``, whose first call imports torch's compiler: a second.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
         d2, near = reference.sqdist(xs, ys)
         out = d2 if squared else _numerics.safe_sqrt(d2)
         return out, near.flatten().nonzero().squeeze(-1) if resolve else None
-    out, picked = sqdist_op(*pack(xs, ys), squared, resolve, impl)
+    out, picked = torch.ops.horosphere.sqdist(*pack(xs, ys), squared, resolve, impl)
     return out, picked if resolve else None
 
 
@@ -60,7 +61,7 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
     with torch.no_grad():
         if impl == "reference":
             return reference_nearest(xs, ys, k)
-        return nearest_op(*pack(xs, ys), k)
+        return torch.ops.horosphere.nearest(*pack(xs, ys), k)
 
 
 def without_autocast(device: torch.device):
@@ -70,12 +71,15 @@ def without_autocast(device: torch.device):
     return contextlib.nullcontext()
 
 
-@torch.library.custom_op(
+torch.library.define(
     "horosphere::sqdist",
-    mutates_args=(),
-    schema="(Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool resolve, str impl) -> (Tensor, Tensor)",
+    "(Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool resolve, str impl) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
-def sqdist_op(tensors, time_dims, weighted, squared, resolve, impl):
+
+
+@torch.library.impl("horosphere::sqdist", "default")
+def _(tensors, time_dims, weighted, squared, resolve, impl):
     """:func:`sqdist` on packed chords."""
     parts = unpack(tensors, time_dims, weighted)
     with without_autocast(tensors[0].device):
@@ -86,7 +90,7 @@ def sqdist_op(tensors, time_dims, weighted, squared, resolve, impl):
         return blocked_sqdist(parts, squared, resolve)
 
 
-@sqdist_op.register_fake
+@torch.library.register_fake("horosphere::sqdist")
 def _(tensors, time_dims, weighted, squared, resolve, impl):
     parts = unpack(tensors, time_dims, weighted)
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
@@ -95,13 +99,16 @@ def _(tensors, time_dims, weighted, squared, resolve, impl):
     return out, tensors[0].new_empty(pairs, dtype=torch.int64)
 
 
-@torch.library.custom_op(
+torch.library.define(
     "horosphere::sqdist_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool curvature, str impl)"
+    "(Tensor grad, Tensor[] tensors, int[] time_dims, bool[] weighted, bool squared, bool curvature, str impl)"
     " -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
-def sqdist_backward_op(grad, tensors, time_dims, weighted, squared, curvature, impl):
+
+
+@torch.library.impl("horosphere::sqdist_backward", "default")
+def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
     """Gradients of all packed tensors."""
     parts = unpack(tensors, time_dims, weighted)
     with without_autocast(grad.device):
@@ -112,23 +119,26 @@ def sqdist_backward_op(grad, tensors, time_dims, weighted, squared, curvature, i
         return blocked_sqdist_backward(grad, parts, squared, curvature)
 
 
-@sqdist_backward_op.register_fake
+@torch.library.register_fake("horosphere::sqdist_backward")
 def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
     return [t.new_empty(t.shape) for t in tensors]
 
 
-@torch.library.custom_op(
+torch.library.define(
     "horosphere::nearest",
-    mutates_args=(),
-    schema="(Tensor[] tensors, int[] time_dims, bool[] weighted, int k) -> (Tensor, Tensor)",
+    "(Tensor[] tensors, int[] time_dims, bool[] weighted, int k) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
-def nearest_op(tensors, time_dims, weighted, k):
+
+
+@torch.library.impl("horosphere::nearest", "default")
+def _(tensors, time_dims, weighted, k):
     """:func:`nearest` on packed chords; indices have no gradient, and bounds need none."""
     with without_autocast(tensors[0].device):
         return blocked_nearest(unpack(tensors, time_dims, weighted), k)
 
 
-@nearest_op.register_fake
+@torch.library.register_fake("horosphere::nearest")
 def _(tensors, time_dims, weighted, k):
     parts = unpack(tensors, time_dims, weighted)
     shape = (*batch_of(parts), parts[0].x.shape[-2], k)
@@ -146,7 +156,7 @@ def _backward(ctx, grad, _):
     if torch.is_grad_enabled():  # a second derivative is wanted: that of the plain form
         return _reference_gradient(grad, tensors, ctx.layout, ctx.squared), *nothing
     curvature = any(p.kappa.requires_grad for p in unpack(tensors, *ctx.layout))
-    return sqdist_backward_op(grad, tensors, *ctx.layout, ctx.squared, curvature, ctx.impl), *nothing
+    return torch.ops.horosphere.sqdist_backward(grad, tensors, *ctx.layout, ctx.squared, curvature, ctx.impl), *nothing
 
 
 def _reference_gradient(
@@ -161,4 +171,4 @@ def _reference_gradient(
     return [next(found) if p.requires_grad else None for p in places]
 
 
-sqdist_op.register_autograd(_backward, setup_context=_save)
+torch.library.register_autograd("horosphere::sqdist", _backward, setup_context=_save)
