@@ -36,16 +36,19 @@ def embed(
     kappa: Annotated[
         float | None, typer.Option(help="Signed sectional curvature; default: the manifold's own.", show_default=False)
     ] = None,
-    dim: Annotated[int, typer.Option(help="Dimension of the space.")] = 5,
+    dim: Annotated[int, typer.Option(min=1, help="Dimension of the space.")] = 5,
     closure: Annotated[bool, typer.Option("--closure", help="Add the transitive closure of the pairs.")] = False,
     undirected: Annotated[bool, typer.Option("--undirected", help="Let each pair count in both directions.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw a picture here (png, svg or pdf).", show_default=False)
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 300,
-    learning_rate: Annotated[float, typer.Option(help="Rate per pair; falls linearly to 0.")] = 0.15,
-    negatives: Annotated[int, typer.Option(help="Nodes drawn against each pair.")] = 50,
-    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 200,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the pairs.")] = 300,
+    learning_rate: Annotated[float, typer.Option(help="Rate per pair; falls linearly to 0.")] = 0.1,
+    negatives: Annotated[int, typer.Option(min=1, help="Nodes drawn against each pair.")] = 50,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs a step of the torch engine.")] = 200,
+    jobs: Annotated[
+        int, typer.Option(help="Threads; with more than 1 no two runs are equal to the last bit. -1: all cores.")
+    ] = 1,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -82,6 +85,7 @@ def embed(
             learning_rate=learning_rate,
             n_negatives=negatives,
             batch_size=batch_size,
+            n_jobs=jobs,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             verbose=not quiet,
