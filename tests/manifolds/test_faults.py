@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import horosphere as hs
+from horosphere.kernels.blocked import nearest
 from horosphere.manifolds import pairwise
 from horosphere.manifolds._geoopt import geoopt
 from tests.manifolds import oracle
@@ -422,6 +423,8 @@ class Largest(TorchDispatchMode):
 def test_56_no_tensor_larger_than_a_block(monkeypatch):
     n, dim, block = 800, 16, 2**15
     monkeypatch.setattr(pairwise, "BLOCK_NUMBERS", block)
+    monkeypatch.setattr(pairwise, "BLOCK_PAIRS", block // dim)
+    monkeypatch.setattr(nearest, "CPU_BLOCK", block)
     x = torch.randn(n, dim, generator=torch.Generator().manual_seed(0)) * 0.1
     for manifold in (hs.PoincareBall(), hs.Euclidean()):
         with Largest() as seen:
