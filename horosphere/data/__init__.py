@@ -1,8 +1,10 @@
-"""The mammal hierarchy of WordNet 3.0, shipped with the package under Princeton's licence (WORDNET-LICENSE.txt)."""
+"""WordNet's mammals, shipped under Princeton's licence (WORDNET-LICENSE.txt), and a reader of the whole of WordNet."""
 
 from pathlib import Path
 
-__all__ = ["mammals", "mammals_closure", "path"]
+from horosphere.data.wordnet import wordnet_hypernyms
+
+__all__ = ["mammals", "mammals_closure", "path", "wordnet_hypernyms"]
 
 _FILES = ("mammals.tsv", "mammals_closure_1180.tsv", "WORDNET-LICENSE.txt")
 
