@@ -1,4 +1,4 @@
-"""Compile every Triton kernel for GPUs that are not at hand; registers, spills and shared memory go to benchmarks/results/.
+"""Compile every Triton kernel for GPUs that are not at hand; what they use goes to benchmarks/results/.
 
 python benchmarks/compile_kernels.py
 """

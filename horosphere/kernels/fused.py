@@ -1,4 +1,4 @@
-"""The plain form arranged for a compiler: the matrix product returns the scaled squared chord, one fused pass the distance.
+"""The plain form arranged for a compiler: one matrix product for the scaled squared chord, one fused pass.
 
 Weights and norms go into the features of the product, because a compiler that fuses them into the pass over the matrix
 computes them once an entry. Same formulas as horosphere.kernels.blocked, differentiable by autograd.

@@ -1,8 +1,9 @@
 """Distance kernels as torch custom operators, and the functions that callers use.
 
-A chord is any tuple (features, weight, time_dims, kappa), see horosphere.manifolds.Chord. Operators take chords packed into
-flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile sees one
-node. They are made by ``define`` and ``impl`` rather than by ``custom_op``, whose first call imports torch's compiler: a second.
+A chord is any tuple (features, weight, time_dims, kappa), see horosphere.manifolds.Chord. Operators take chords packed
+into flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile
+sees one node. They are made by ``define`` and ``impl`` rather than by ``custom_op``, whose first call imports torch's
+compiler: a second.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
         impl: "reference" or "blocked".
 
     Returns:
-        the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last bound.
+        the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last
+        bound.
     """
     with torch.no_grad():
         if impl == "reference":

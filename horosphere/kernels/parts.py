@@ -49,7 +49,7 @@ class Chord(NamedTuple):
 
 
 def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], list[int], list[bool]]:
-    """Chords of both sets as (tensors, time_dims, weighted): x, y, kappa and, where weighted, both weights of each part."""
+    """Chords of both sets as (tensors, time_dims, weighted); tensors x, y, kappa and any weights, part by part."""
     tensors, time_dims, weighted = [], [], []
     for a, b in zip(xs, ys, strict=True):
         kappa = a.kappa if isinstance(a.kappa, Tensor) else torch.tensor(a.kappa, dtype=torch.float64)

@@ -93,10 +93,9 @@ def knn(
         y: points (..., M, D).
         manifold: as in :func:`cdist`.
         k: how many, 1 <= k <= M. Ties go to the smaller index.
-        precision: "auto" and "exact" give the neighbours by exact distance: "auto" gets candidates from the product form
-            and goes through a whole row only where its error bound cannot exclude the others; "fast" takes the
-            candidates as they are. The distances returned are exact.
-        impl: as in :func:`cdist`; there is no Triton form.
+        precision: "auto" and "exact" give the neighbours by exact distance: "auto" gets candidates from the product
+        form and goes through a whole row only where its error bound cannot exclude the others; "fast" takes the
+        candidates as they are. The distances returned are exact. impl: as in :func:`cdist`; there is no Triton form.
 
     Returns:
         Neighbors(distances, indices), both (..., N, k). Distances are differentiable.

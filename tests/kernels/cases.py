@@ -1,7 +1,7 @@
 """One list of cases for every form of the distance kernel, and the check that runs one of them against the reference.
 
-The truth is the reference in float64 on the same stored numbers. Outputs are allocated full of NaN, so that an element which a
-kernel leaves out shows.
+The truth is the reference in float64 on the same stored numbers. Outputs are allocated full of NaN, so that an element
+which a kernel leaves out shows.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
@@ -39,3 +40,9 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
         usage = ahead.build(variant, target)
         assert 0 < usage.registers <= 512 and usage.shared <= 48 * 1024
         assert usage.spills <= 256, f"{variant.name} spills {usage.spills}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in full where there is a GPU")
+def test_the_gpu_check_says_that_it_is_skipped():
+    run = subprocess.run([sys.executable, "tests/gpu/check.py"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout == "skipped: no GPU\n", run.stderr

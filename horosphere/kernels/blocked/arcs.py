@@ -1,7 +1,7 @@
 r"""Distances, slopes and curvature derivatives of a tile, from t = |kappa| u / 2 (t = u on flat space).
 
-In units of :math:`1/\sqrt{|\kappa|}` the distance is :math:`\varphi(t)` = arcosh(1 + t), arccos(1 - t) or sqrt(t). Everything is
-written in functions that torch vectorises on CPUs (sqrt, log1p, atan; not asinh, acosh or asin).
+In units of :math:`1/\sqrt{|\kappa|}` the distance is :math:`\varphi(t)` = arcosh(1 + t), arccos(1 - t) or sqrt(t).
+Everything is written in functions that torch vectorises on CPUs (sqrt, log1p, atan; not asinh, acosh or asin).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from horosphere import _numerics
 
 ROOT2 = math.sqrt(2.0)
-# From t = 0.01 on, where phi is 0.14, log(1 + ...) is as exact as needed (two roundings of 2^-24 are 8e-7 of it), and a third
-# of the cost of log1p.
+# From t = 0.01 on, where phi is 0.14, log(1 + ...) is as exact as needed (two roundings of 2^-24 are 8e-7 of it), and
+# a third of the cost of log1p.
 PLAIN_LOG = 0.01
 # z/sqrt(1 - z^2) - asin z = sum 2 n c_n z^(2n+1), c_n the coefficients of asin; for asinh with alternating signs.
 CURVATURE_SERIES = tuple(
@@ -56,7 +56,7 @@ def clamp_(t: Tensor, sign: int) -> Tensor:
 
 
 def slope(t: Tensor, sign: int, squared: bool, scratch: Tensor, wide: bool = False) -> Tensor:
-    """dphi/dt, or d(phi^2)/dt where squared, into ``scratch``; anything at t outside its range (see :func:`masked_`)."""
+    """dphi/dt, or d(phi^2)/dt where squared, into ``scratch``; not defined outside the range of t, see :func:`masked_`."""
     if sign == 0:
         return scratch.fill_(1.0) if squared else torch.rsqrt(t, out=scratch).mul_(0.5)
     if wide:
@@ -79,7 +79,7 @@ def masked_(values: Tensor, t: Tensor, sign: int) -> Tensor:
 
 
 def curvature_slope(t: Tensor, sign: int, squared: bool) -> Tensor:
-    """|kappa|^(3/2) d(distance)/dkappa at fixed u, or |kappa|^2 d(distance^2)/dkappa; on flat space without the factor."""
+    """dd/dkappa at fixed u times |kappa|^(3/2), or d(d^2)/dkappa times |kappa|^2; no factor on flat space."""
     if sign == 0:
         return t * t / 12 if squared else t * t.sqrt() / 24
     z2 = t / 2

@@ -54,7 +54,7 @@ def minkowski(f: Tensor, time_dims: int) -> Tensor:
 
 
 def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> Augmented:
-    """The part's augmented features in the type ``work``, in which products run; the last column is repeated ``pad`` times."""
+    """The part's augmented features in the type ``work``, the last column repeated ``pad`` times."""
     kappa = kappa_entries(part.kappa, batch)
     signs = [(k > 0) - (k < 0) for k in kappa.tolist()]
     kappa = kappa.to(part.x.device)[:, None, None]

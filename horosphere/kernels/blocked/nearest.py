@@ -1,7 +1,8 @@
-"""Nearest neighbours without the matrix: rows in blocks that stay in cache, columns in groups of which few are looked at.
+"""Nearest neighbours without the matrix: blocks of rows, and columns in groups of which few are looked at.
 
-The k smallest numbers of a row lie in the k groups with the smallest minima, so one reduction of the block replaces a sort of it. A
-single part is ranked by its chord, of which the distance is a monotone function: no transcendental function on the way.
+The k smallest numbers of a row lie in the k groups with the smallest minima, so one reduction of the block replaces a
+sort of it. A single part is ranked by its chord, of which the distance is a monotone function: no transcendental
+function on the way.
 """
 
 from __future__ import annotations

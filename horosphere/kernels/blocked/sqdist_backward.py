@@ -1,7 +1,8 @@
 r"""Gradient of distance matrices by recomputing tiles: no memory beyond the tile and the points.
 
-With t = <a_i, b_j> and G = dL/dt the gradients of the augmented features are G b and G^T a; the rest is per point. For one
-point and one side this is the formula of docs/chord.md: dL/df_i = 2 J (f_i sum_j r_ij - sum_j r_ij f_j), r = dL/du w_i w_j.
+With t = <a_i, b_j> and G = dL/dt the gradients of the augmented features are G b and G^T a; the rest is per point. For
+one point and one side this is the formula of docs/chord.md: dL/df_i = 2 J (f_i sum_j r_ij - sum_j r_ij f_j), r = dL/du
+w_i w_j.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-r"""Which pairs of a tile the product form does not resolve: one reduction of the tile, and a closer look where it says so.
+r"""Which pairs of a tile the product form does not resolve: one reduction, and a closer look where it says so.
 
 By the rule of the reference a pair is unresolved where the error bound of u reaches the promised tolerance,
-:math:`t < \theta c\, w_i w_j (|f_i|^2 + |f_j|^2) = (p_i + q_i |f_j|^2) w_j`; with several parts where the sum of d^2 is less than
-the sum of slope times bound, which needs at least one part to be unresolved by itself; and near antipodes. Rows of the tile
-are cut into groups of columns: a group whose smallest t / w_j is above its largest bound holds no such pair. (w_j stays out of
-the comparison, and is multiplied in afterwards: near the rim of a ball weights differ by orders of magnitude within a group.)
+:math:`t < \theta c\, w_i w_j (|f_i|^2 + |f_j|^2) = (p_i + q_i |f_j|^2) w_j`; with several parts where the sum of d^2 is
+less than the sum of slope times bound, which needs at least one part to be unresolved by itself; and near antipodes.
+Rows of the tile are cut into groups of columns: a group whose smallest t / w_j is above its largest bound holds no such
+pair. (w_j stays out of the comparison, and is multiplied in afterwards: near the rim of a ball weights differ by orders
+of magnitude within a group.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
 from horosphere.kernels.blocked.augment import Augmented
-
 
 # Largest share of the groups of a tile that may be doubtful where entries below arcs.PLAIN_LOG count as unresolved.
 FEW = 1 / 16

@@ -1,6 +1,7 @@
 """Scalar functions of the distance kernels, written from sqrt, log and series, so that no driver library is needed.
 
-phi(t) is arcosh(1 + t), arccos(1 - t) or sqrt(t), the distance in units of 1/sqrt|kappa|; see horosphere.kernels.blocked.arcs.
+phi(t) is arcosh(1 + t), arccos(1 - t) or sqrt(t), the distance in units of 1/sqrt|kappa|; see
+horosphere.kernels.blocked.arcs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.constexpr):
 
 @triton.jit
 def curvature_slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.constexpr):
-    """|kappa|^(3/2) d(distance)/dkappa at fixed u, |kappa|^2 d(distance^2)/dkappa where SQUARED; no factor on flat space."""
+    """dd/dkappa at fixed u times |kappa|^(3/2), d(d^2)/dkappa times |kappa|^2 where SQUARED; no factor on flat space."""
     if SIGN == 0:
         out = t * tl.sqrt(t) / 24
         if SQUARED:

@@ -1,0 +1,117 @@
+"""The cases of the distance kernels and a short benchmark on a GPU; says so and does nothing where there is none.
+
+    python tests/gpu/check.py [--out FILE]
+
+Runs the Triton form of every case of tests/kernels/cases.py, forward and every gradient, against the reference in
+float64; the blocked form on the device; cdist and knn as a user calls them; then times the distance matrix beside the
+bare matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the cases fill torch.empty with NaN in deterministic mode
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+import horosphere as hs
+from tests.kernels import cases
+
+ROUNDS = 20
+
+
+def milliseconds(call) -> float:
+    """Median of device time; compiled and warm."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def as_a_user() -> None:
+    """cdist and knn on the device against exact distances on the CPU."""
+    manifold = hs.PoincareBall(-1.0, learnable=True).cuda()
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = (torch.rand(300, 5, generator=generator) * 0.4).to(dtype)
+        true = hs.cdist(x.double(), x.double(), hs.PoincareBall(-1.0), precision="exact")
+        device_x = x.cuda().requires_grad_()
+        found = hs.cdist(device_x, device_x, manifold)
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
+        torch.testing.assert_close(found.detach().cpu().double(), true.detach(), rtol=tolerance, atol=1e-300)
+        gradients = torch.autograd.grad(found.sum(), (device_x, *manifold.parameters()))
+        assert all(bool(g.isfinite().all()) for g in gradients)
+        near = hs.knn(x.cuda(), x.cuda(), manifold, 4)
+        assert torch.equal(near.indices.cpu(), hs.knn(x, x, hs.PoincareBall(-1.0), 4).indices)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert hs.cdist(x.float().cuda(), x.float().cuda(), manifold).dtype == torch.float32
+
+
+def benchmark() -> list[str]:
+    lines = [f"{'n':>6s} {'d':>4s}  product  cdist   fast  fwd+bwd  (ms, ratio to the product)"]
+    ball = hs.PoincareBall(-1.0)
+    for n, d in ((4096, 10), (4096, 64), (16384, 10)):
+        x = ball.expmap0(torch.randn(n, d, generator=torch.Generator().manual_seed(0)) * (0.75 / d**0.5)).cuda()
+        leaf, upper = x.clone().requires_grad_(), torch.ones(n, n, device="cuda")
+        times = [
+            milliseconds(lambda x=x: x @ x.T),
+            milliseconds(lambda x=x: hs.cdist(x, x, ball)),
+            milliseconds(lambda x=x: hs.cdist(x, x, ball, precision="fast")),
+            milliseconds(lambda a=leaf, g=upper: torch.autograd.grad(hs.cdist(a, a, ball), a, g)),
+        ]
+        lines.append(f"{n:6d} {d:4d}  " + "  ".join(f"{t:.3f} ({t / times[0]:.1f})" for t in times))
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, help="also write the report to this file")
+    out = parser.parse_args().out
+    if not torch.cuda.is_available():
+        print("skipped: no GPU")
+        return 0
+    import triton
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    start = time.perf_counter()
+    lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"]
+    failed = 0
+    checks = [
+        (f"{impl} {c.name}", lambda c=c, i=impl: cases.check(c, i, "cuda"))
+        for impl in ("triton", "blocked")
+        for c in cases.CASES
+    ]
+    for name, check in [*checks, ("cdist and knn as a user calls them", as_a_user)]:
+        try:
+            check()
+        except Exception:
+            failed += 1
+            lines.append(f"FAILED {name}\n{traceback.format_exc(limit=-2)}")
+    lines.append(
+        f"{len(checks) + 1 - failed} of {len(checks) + 1} checks passed in {time.perf_counter() - start:.0f} s"
+    )
+    if not failed:  # no figure on red tests
+        lines += benchmark()
+    print("\n".join(lines))
+    if out:
+        out.write_text("\n".join(lines) + "\n")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
