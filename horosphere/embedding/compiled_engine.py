@@ -55,9 +55,9 @@ class CompiledEngine:
         n_threads: int = 1,
     ):
         # Compiled code is loaded, or made (some ten seconds, once an installation), by whoever trains with it.
-        from horosphere.embedding import compiled
+        from horosphere.embedding import compiled, compiled_ball
 
-        self._compiled = compiled
+        self._compiled, self._compiled_ball = compiled, compiled_ball
         self._manifold, self._working = manifold, working_manifold(manifold)
         self._schedule, self._n_fixed, self._n_threads = schedule, n_fixed, n_threads
         self._edges, self._weights = pairs.edges, pairs.weights
@@ -82,8 +82,14 @@ class CompiledEngine:
         pairs = self._edges[epoch_edges(self._weights, rng)]
         pool = self._targets if epoch < self._schedule.burn_in else self._targets[:0]
         seeds = rng.integers(0, 2**63, self._n_threads, dtype=np.uint64)
-        steps = self._compiled.ranking_pairs if self._n_threads == 1 else self._compiled.ranking_pairs_threaded
-        return steps(
+        whole = self._working
+        if type(whole) is PoincareBall and -whole.kappa >= self._compiled_ball.LEAST_CURVATURE:
+            one, several = self._compiled_ball.ball_pairs, self._compiled_ball.ball_pairs_threaded
+            parts: tuple = (-whole.kappa,)
+        else:
+            one, several = self._compiled.ranking_pairs, self._compiled.ranking_pairs_threaded
+            parts = self._parts
+        return (one if self._n_threads == 1 else several)(
             self.state,
             self._n_fixed,
             pairs,
@@ -92,7 +98,7 @@ class CompiledEngine:
             pool,
             self._schedule.n_negatives,
             self._schedule.rate(epoch),
-            *self._parts,
+            *parts,
             seeds[0] if self._n_threads == 1 else seeds,
         )
 
