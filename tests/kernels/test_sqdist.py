@@ -155,3 +155,27 @@ def test_one_graph_with_x_against_itself_and_any_number_of_points():
             found = compiled(x)
             torch.testing.assert_close(found[apart], true[apart], rtol=1e-11, atol=0)
             torch.testing.assert_close(torch.autograd.grad(found[apart].sum(), x)[0], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n, m", ((0, 5), (5, 0), (0, 0)))
+def test_no_points(n, m):
+    manifold = hs.Product((hs.PoincareBall(-1.0), 3), (hs.Sphere(1.0), 4))
+    x, y = (torch.ones(2, k, 7).mul(0.1).requires_grad_() for k in (n, m))
+    out = hs.cdist(x, y, manifold, impl="blocked")
+    assert out.shape == (2, n, m)
+    assert all(
+        g.shape == t.shape and (g == 0).all()
+        for g, t in zip(torch.autograd.grad(out.sum(), (x, y)), (x, y), strict=True)
+    )
+    if m:
+        assert hs.knn(x, y, manifold, 2, impl="blocked").indices.shape == (2, n, 2)
+
+
+def test_backward_holds_tiles_beside_the_matrix():
+    """Nothing of the matrix's size is kept for the backward pass, and no more than copies of its gradient are made there."""
+    manifold = hs.PoincareBall(-1.0)
+    x = (manifold.random(600, 3) * 0.5).requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        out = hs.cdist(x, x, manifold)
+    assert max(saved) < out.numel() / 4

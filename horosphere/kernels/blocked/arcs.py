@@ -56,7 +56,7 @@ def clamp_(t: Tensor, sign: int) -> Tensor:
 
 
 def slope(t: Tensor, sign: int, squared: bool, scratch: Tensor, wide: bool = False) -> Tensor:
-    """dphi/dt, or d(phi^2)/dt where squared, into ``scratch``; not defined outside the range of t, see :func:`masked_`."""
+    """dphi/dt, or d(phi^2)/dt where squared, into ``scratch``; anything outside of its range, see :func:`masked_`."""
     if sign == 0:
         return scratch.fill_(1.0) if squared else torch.rsqrt(t, out=scratch).mul_(0.5)
     if wide:

@@ -69,7 +69,7 @@ def slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.constexpr):
 
 @triton.jit
 def curvature_slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.constexpr):
-    """dd/dkappa at fixed u times |kappa|^(3/2), d(d^2)/dkappa times |kappa|^2 where SQUARED; no factor on flat space."""
+    """dd/dkappa at fixed u times |kappa|^(3/2), d(d^2)/dkappa times |kappa|^2 where SQUARED; flat: no factor."""
     if SIGN == 0:
         out = t * tl.sqrt(t) / 24
         if SQUARED:
