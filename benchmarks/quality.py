@@ -19,19 +19,20 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results" / "quality.json"
 SEEDS = (0, 1, 2)
-MAP_BAR, RANK_BAR, SECONDS_BAR = 0.95, 1.26, 180.0
 # Published for the 5-D ball (Nickel & Kiela 2017): MAP 0.927, mean rank 1.26.
+EPOCHS = 500
 
 # The ball's rate was the best of four (0.1, 0.15, 0.2, 0.3); the flat baseline gets four of its own, each run in full
 # and wider apart, because its unit of length is another one.
 RATES = (0.1, 0.3, 1.0, 3.0)
 SPACES = {
-    "ball, 5-D": {"manifold": "poincare", "n_components": 5},
-    "hyperboloid, 5-D": {"manifold": "lorentz", "n_components": 5},
-    "flat, 5-D": {"manifold": "euclidean", "n_components": 5},
-    "ball, 2-D": {"manifold": "poincare", "n_components": 2},
+    "ball, 5-D": {"manifold": "poincare", "n_components": 5, "n_epochs": EPOCHS},
+    "hyperboloid, 5-D": {"manifold": "lorentz", "n_components": 5, "n_epochs": EPOCHS},
+    "flat, 5-D": {"manifold": "euclidean", "n_components": 5, "n_epochs": EPOCHS},
+    "ball, 2-D": {"manifold": "poincare", "n_components": 2, "n_epochs": EPOCHS},
 }
-BARRED = ("ball, 5-D", "hyperboloid, 5-D")
+# Least median MAP, largest median of the mean rank, longest run in seconds, start-up included.
+BARS = {"ball, 5-D": (0.975, 1.12, 60.0), "hyperboloid, 5-D": (0.95, 1.26, 180.0)}
 
 
 def one(settings: dict) -> None:
@@ -75,14 +76,11 @@ def main() -> int:
     for name, results in runs.items():
         maps, ranks, seconds = ([run[key] for run in results] for key in ("map", "mean_rank", "seconds"))
         verdict = "-"
-        if name in BARRED:
-            good = (
-                statistics.median(maps) >= MAP_BAR
-                and statistics.median(ranks) <= RANK_BAR
-                and max(seconds) < SECONDS_BAR
-            )
+        if name in BARS:
+            least, most, longest = BARS[name]
+            good = statistics.median(maps) >= least and statistics.median(ranks) <= most and max(seconds) < longest
             passed &= good
-            verdict = "pass" if good else "miss"
+            verdict = f"{'pass' if good else 'MISS'}: {least}, {most}, {longest:.0f} s"
         table.add_row(
             name,
             " ".join(f"{value:.4f}" for value in maps),
@@ -92,12 +90,9 @@ def main() -> int:
             " ".join(f"{value:.0f}" for value in seconds),
             verdict,
         )
-    console = Console(width=130)
+    console = Console(width=150)
     console.print(table)
-    console.print(
-        f"bars: median MAP >= {MAP_BAR}, median mean rank <= {RANK_BAR}, each run < {SECONDS_BAR:.0f} s with start-up; "
-        f"{'all pass' if passed else 'MISSED'}"
-    )
+    console.print("bars: median MAP at least, median mean rank at most, each run shorter than, start-up included")
     import torch
 
     about = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count(), "runs": runs}

@@ -56,14 +56,16 @@ def promised_tolerance(dtype: torch.dtype) -> float:
 
 
 def mean_tolerance(dtype: torch.dtype) -> float:
-    """Length of the mean tangent at a Frechet mean, relative to the root mean square distance, at which iteration ends."""
+    """Length of the mean tangent, relative to the root mean square distance, at which a Frechet mean has converged."""
     return 1e-10 if dtype == torch.float64 else 1e-6
 
 
-# A sum of squared lengths of logarithms on the hyperboloid is known to 4e-12 of itself at radius 15: a smaller rise may be
-# rounding, and the residual decides.
+# A sum of squared lengths of logarithms on the hyperboloid is known to 4e-12 of itself at radius 15: a smaller rise may
+# be rounding, and the residual decides.
 OBJECTIVE_NOISE = 1e-9
 
+# 1 + kappa |x|^2 below which its roundings are undone: above it they are at most 2^-53 (D + 2) / 0.03 of itself.
+RIM_GAP = 0.03
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
 MIN_ABS_KAPPA = 1e-8
 
@@ -110,8 +112,13 @@ def _arcosh1p(t: Tensor) -> Tensor:
     return torch.log1p(t + torch.sqrt(t) * torch.sqrt(t + 2))
 
 
+def _transformed() -> bool:
+    """Inside vmap, grad and the other transforms of torch.func, which forbid to look at values."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def _differentiated(*values: float | Tensor) -> bool:
-    if torch._C._are_functorch_transforms_active():
+    if _transformed():
         return True
     return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
@@ -235,29 +242,39 @@ def product_with_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * b, rest
 
 
-def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None) -> Tensor:
+def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None, below: float = RIM_GAP) -> Tensor:
     r"""``1 + kappa |x|^2`` over the last dimension (kept), in float64, without the cancellation near the rim of a ball.
 
     Sums and products are carried in two float64 numbers (Dekker's and Knuth's error-free transformations), so the
-    result has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. The derivative is that of the
-    plain formula.
+    result has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. On a CPU that is done for the
+    points where the result is less than ``below``. The derivative is that of the plain formula.
     """
     plain = 1 + kappa * (x * x).sum(-1, keepdim=True)
     sign = sign_of(kappa) if sign is None else sign
     if sign in (0, 1):
         return plain
     with torch.no_grad():
-        value = x.detach()
-        total, error = _two_product(value, value)
-        error = error.sum(-1, keepdim=True)
-        while total.shape[-1] > 1:  # pairwise tree: log2(D) vectorised steps
-            if total.shape[-1] % 2:
-                total = torch.cat((total, torch.zeros_like(total[..., :1])), -1)
-            total, rest = _two_sum(total[..., 0::2], total[..., 1::2])
-            error = error + rest.sum(-1, keepdim=True)
-        k = kappa.detach() if isinstance(kappa, Tensor) else torch.full_like(total, kappa)
-        scaled, scaled_error = _two_product(k * torch.ones_like(total), total)
-        head, tail = _two_sum(torch.ones_like(scaled), scaled)
-        exact = head + (tail + scaled_error + k * error)
-        correction = exact - plain.detach()
+        value, rough = x.detach(), plain.detach()
+        k = kappa.detach() if isinstance(kappa, Tensor) else torch.full_like(rough, kappa)
+        k = k.expand(rough.shape)
+        if rough.device.type != "cpu" or torch.compiler.is_compiling() or _transformed():
+            correction = _exact_gap(value, k) - rough
+        else:  # most points are far from the rim, where the plain formula is as good
+            near = (rough < below).squeeze(-1)
+            correction = torch.zeros_like(rough)
+            if bool(near.any()):
+                correction[near] = _exact_gap(value.expand(*near.shape, -1)[near], k[near]) - rough[near]
     return plain + correction
+
+
+def _exact_gap(x: Tensor, kappa: Tensor) -> Tensor:
+    total, error = _two_product(x, x)
+    error = error.sum(-1, keepdim=True)
+    while total.shape[-1] > 1:  # pairwise tree: log2(D) vectorised steps
+        if total.shape[-1] % 2:
+            total = torch.cat((total, torch.zeros_like(total[..., :1])), -1)
+        total, rest = _two_sum(total[..., 0::2], total[..., 1::2])
+        error = error + rest.sum(-1, keepdim=True)
+    scaled, scaled_error = _two_product(kappa, total)
+    head, tail = _two_sum(torch.ones_like(scaled), scaled)
+    return head + (tail + scaled_error + kappa * error)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+PAGES = [*sorted(page.name for page in DOCS.glob("*.md")), "../README.md"]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

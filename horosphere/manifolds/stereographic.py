@@ -45,7 +45,8 @@ class Stereographic(ConstantCurvature):
 
     def chord(self, x: Tensor) -> Chord:
         kappa = self._kappa_at(x)
-        gap = self._gap(x.to(torch.float64), kappa)
+        # to the last bit for every point: the stated error of the product form has no room for more
+        gap = one_plus_kappa_norm2(x.to(torch.float64), kappa, self._known_sign(), below=1.0)
         # gap < 0 is outside of the ball, where there is no distance: a negative weight would be clamped to distance 0
         weight = 2 / torch.where(gap < 0, math.nan, gap)
         return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
@@ -208,12 +209,13 @@ class Stereographic(ConstantCurvature):
             gap = _antipodal_gap(x, y, kappa)
             gap = torch.where(gap > 0, gap, 1.0)  # antipodes: no unique geodesic, some isometry
 
-        def turn(w):  # the bivector of the plane applied to w
-            return delta * (x * w).sum(-1, keepdim=True) - x * (delta * w).sum(-1, keepdim=True)
-
-        once = turn(v)
-        real = gx + kappa * (delta * x).sum(-1, keepdim=True)
-        rotated = v + (2 * kappa / gap) * (real * once + kappa * turn(once))
+        # v turned twice in the plane: all that is left of it there are multiples of delta and x
+        x2, delta2 = (x * x).sum(-1, keepdim=True), (delta * delta).sum(-1, keepdim=True)
+        dx, xv, dv = ((a * b).sum(-1, keepdim=True) for a, b in ((delta, x), (x, v), (delta, v)))
+        real = gx + kappa * dx
+        of_delta = real * xv + kappa * (dx * xv - x2 * dv)
+        of_x = kappa * (dx * dv - delta2 * xv) - real * dv
+        rotated = v + (2 * kappa / gap) * (of_delta * delta + of_x * x)
         return rotated * (gy / gx)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
