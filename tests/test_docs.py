@@ -44,4 +44,4 @@ def test_python_blocks_run(page, tmp_path):
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", (DOCS / page).read_text()):
-        assert (DOCS / target).exists(), f"{page}: {target}"
+        assert ((DOCS / page).parent / target).exists(), f"{page}: {target}"
