@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import horosphere as hs
-from horosphere.kernels.blocked import tiles
+from horosphere.kernels.blocked import pages, tiles
 from tests.kernels import cases
 from tests.manifolds import hard_pairs
 
@@ -172,10 +172,22 @@ def test_no_points(n, m):
 
 
 def test_backward_holds_tiles_beside_the_matrix():
-    """Nothing of the matrix's size is kept for the backward pass, and no more than copies of its gradient are made there."""
+    """Nothing of the matrix's size is kept for the backward pass."""
     manifold = hs.PoincareBall(-1.0)
     x = (manifold.random(600, 3) * 0.5).requires_grad_()
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         out = hs.cdist(x, x, manifold)
     assert max(saved) < out.numel() / 4
+
+
+@pytest.mark.parametrize("platform", ("linux", "win32"))
+def test_the_hint_for_large_pages_changes_no_value(platform, monkeypatch):
+    pages._madvise.cache_clear()
+    monkeypatch.setattr(pages.sys, "platform", platform)
+    try:
+        for size in (pages.SMALLEST // 4 + 1, 10):
+            t = pages.prefer_large(torch.empty(size)).fill_(1.5)
+            assert (t == 1.5).all()
+    finally:
+        pages._madvise.cache_clear()

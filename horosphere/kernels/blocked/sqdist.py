@@ -9,6 +9,7 @@ from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
 from horosphere.kernels.blocked.augment import Augmented, augment, tile_product
+from horosphere.kernels.blocked.pages import prefer_large
 from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
 from horosphere.kernels.blocked.unresolved import Search
 from horosphere.kernels.parts import Part, batch_of, dtype_of
@@ -24,7 +25,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     """
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
-    result = torch.empty(*batch, n, m, dtype=dtype, device=device)
+    result = prefer_large(torch.empty(*batch, n, m, dtype=dtype, device=device))
     out = result.view(batch.numel(), n, m)
     width = group_width(m)
     made = [augment(p, batch, dtype, pad=-m % width) for p in parts]
