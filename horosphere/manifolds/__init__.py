@@ -17,7 +17,7 @@ from horosphere.manifolds.pairwise import Neighbors, cdist, knn
 from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
-from horosphere.manifolds.registry import manifold_by_name, manifold_from_config
+from horosphere.manifolds.registry import dimension_of_name, manifold_by_name, manifold_from_config
 from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.stereographic import Stereographic
 
@@ -39,6 +39,7 @@ __all__ = [
     "cdist",
     "chord_of",
     "convert",
+    "dimension_of_name",
     "frechet_mean",
     "hyperboloid_to_ball",
     "hyperboloid_to_klein",
