@@ -3,18 +3,30 @@
 from horosphere.embedding.edgelist import read_edge_list
 from horosphere.embedding.estimator import GraphEmbedding, NearestNodes
 from horosphere.embedding.graph import Graph, as_graph
+from horosphere.embedding.lengths import as_lengths
 from horosphere.embedding.losses import ranking_loss
-from horosphere.embedding.scores import Scores, reconstruction
+from horosphere.embedding.mds import hyperbolic_mds, hyperbolic_mds_spectrum, hyperbolic_mds_start
+from horosphere.embedding.scores import DistortionScores, Scores, distortion, reconstruction
 from horosphere.embedding.trainer import EpochInfo
+from horosphere.embedding.trees import TreeEmbedding, embed_tree, tree_start
 
 __all__ = [
+    "DistortionScores",
     "EpochInfo",
     "Graph",
     "GraphEmbedding",
     "NearestNodes",
     "Scores",
+    "TreeEmbedding",
     "as_graph",
+    "as_lengths",
+    "distortion",
+    "embed_tree",
+    "hyperbolic_mds",
+    "hyperbolic_mds_spectrum",
+    "hyperbolic_mds_start",
     "ranking_loss",
     "read_edge_list",
     "reconstruction",
+    "tree_start",
 ]

@@ -12,7 +12,15 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["BALL", "FLAT", "SPHERE", "ranking_pairs", "ranking_pairs_threaded"]
+__all__ = [
+    "BALL",
+    "FLAT",
+    "SPHERE",
+    "distortion_pairs",
+    "distortion_pairs_threaded",
+    "ranking_pairs",
+    "ranking_pairs_threaded",
+]
 
 FLAT, BALL, SPHERE = 0, 1, 2
 # Points of a ball stay at sqrt(c) |x| <= 1 - RIM, hyperbolic radius 23.7: closer to the rim 1 - c |x|^2, formed by
@@ -230,4 +238,70 @@ def ranking_pairs_threaded(table, first, pairs, starts, excluded, pool, count, r
         losses[t] = ranking_pairs(
             table, first, share, starts, excluded, pool, count, rate, kinds, curvatures, bounds, seeds[t]
         )
+    return losses.sum()
+
+
+@_jit
+def distortion_pairs(table, first, pairs, lengths, rate, stress, kinds, curvatures, bounds):
+    """Steps towards wanted distances on pairs in their order, in place; returns the sum of |d / g - 1| on the way.
+
+    With d the distance and g the wanted length of a pair, each end moves along the geodesic by
+    - ``stress``: min(rate / g^2, 1) |d - g| / 2, the step on (d / g - 1)^2 that closes at most the gap;
+    - else: min(rate / g, |d - g| / 2), the step on |d / g - 1|, whose slope is 1 / g until it reaches 0.
+
+    Args:
+        table: (n, D) float64 points; rows before ``first`` stay.
+        pairs: (E, 2) different nodes.
+        lengths: (E,) positive.
+        rate: in units of length squared.
+        stress: which of the two steps.
+        kinds, curvatures, bounds: the parts; part p has coordinates ``bounds[p]:bounds[p + 1]``.
+
+    Source: Zheng, Pawar and Goodman, Graph drawing by stochastic gradient descent, 2019 (the stress).
+    """
+    parts, size = len(kinds), table.shape[1]
+    step, ends = np.empty((2, size)), np.empty((2, size))
+    part_d, slopes = np.empty(parts), np.empty((parts, 4))
+    total = 0.0
+    for row in range(len(pairs)):
+        u, v, length = pairs[row, 0], pairs[row, 1], lengths[row]
+        for i in range(size):
+            ends[0, i], ends[1, i] = table[u, i], table[v, i]
+        d2 = 0.0
+        for p in range(parts):
+            d, a, b, e, f = _distance(kinds[p], curvatures[p], ends, 0, ends, 1, bounds[p], bounds[p + 1])
+            part_d[p] = d
+            slopes[p, 0], slopes[p, 1], slopes[p, 2], slopes[p, 3] = a, b, e, f
+            d2 += d * d
+        d = math.sqrt(d2)
+        error = d / length - 1.0
+        total += abs(error)
+        if d == 0.0 or error == 0.0:
+            continue
+        if stress:
+            change = 0.5 * min(rate / (length * length), 1.0) * (d - length)
+        else:
+            change = math.copysign(min(rate / length, 0.5 * abs(d - length)), error)
+        for p in range(parts):
+            share = -change * part_d[p] / d
+            lo, hi = bounds[p], bounds[p + 1]
+            for i in range(lo, hi):
+                step[0, i] = share * (slopes[p, 0] * ends[0, i] + slopes[p, 1] * ends[1, i])
+                step[1, i] = share * (slopes[p, 2] * ends[1, i] + slopes[p, 3] * ends[0, i])
+            if u >= first:
+                _move(kinds[p], curvatures[p], table, u, step[0], lo, hi)
+            if v >= first:
+                _move(kinds[p], curvatures[p], table, v, step[1], lo, hi)
+    return total
+
+
+@numba.njit(cache=True, parallel=True, fastmath={"contract", "nsz"}, error_model="numpy")
+def distortion_pairs_threaded(table, first, pairs, lengths, rate, stress, kinds, curvatures, bounds, threads):
+    """The same with a share of the pairs for each of ``threads`` threads, which write one table without locks."""
+    losses = np.zeros(threads)
+    edges = len(pairs)
+    for t in numba.prange(threads):
+        low, high = edges * t // threads, edges * (t + 1) // threads
+        share, wanted = pairs[low:high], lengths[low:high]
+        losses[t] = distortion_pairs(table, first, share, wanted, rate, stress, kinds, curvatures, bounds)
     return losses.sum()

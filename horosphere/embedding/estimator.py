@@ -2,28 +2,27 @@
 
 import copy
 import difflib
-import math
 import os
-import warnings
 from collections.abc import Callable, Hashable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 
+from horosphere.embedding.fitting import fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
 from horosphere.embedding.io import check_labels, load_tensors, save_tensors
-from horosphere.embedding.schedule import Schedule
-from horosphere.embedding.scores import Scores, distances_to_all, reconstruction
-from horosphere.embedding.trainer import EpochInfo, train
-from horosphere.manifolds import manifold_by_name, manifold_from_config
+from horosphere.embedding.lengths import as_lengths, start_at_mean
+from horosphere.embedding.scores import DistortionScores, Scores, distances_to_all, distortion, reconstruction
+from horosphere.embedding.trainer import EpochInfo
+from horosphere.embedding.validation import check_arguments, check_integer, dimension_of, plain, space_of, with_edges
+from horosphere.manifolds import manifold_from_config
 
 __all__ = ["GraphEmbedding", "NearestNodes"]
 
@@ -38,19 +37,30 @@ class NearestNodes(NamedTuple):
 
 
 class GraphEmbedding(BaseEstimator):
-    """Points on a manifold whose geodesic distances order each node's true neighbours before all other nodes.
+    """Points on a manifold whose geodesic distances order each node's neighbours before all others, or equal lengths.
 
-    Minimises sum -log( exp(-d(u, v)) / (exp(-d(u, v)) + sum_k exp(-d(u, n_k))) ) over the pairs (u, v) of a graph by
-    Riemannian SGD, with negatives n_k that are never neighbours of u. Works on every manifold of horosphere. On the
-    CPU a seed fixes the result bit for bit (one version of torch, one kind of processor).
+    Riemannian SGD on one of two losses. ``loss="ranking"``: sum -log( exp(-d(u, v)) / (exp(-d(u, v)) + sum_k
+    exp(-d(u, n_k))) ) over the pairs (u, v) of a graph, with negatives n_k that are never neighbours of u; weights
+    are multiplicities. ``loss="distortion"``: sum |d(u, v) / g(u, v) - 1| over all pairs of nodes, g the length of the
+    shortest path between them or a given distance; weights are lengths, directions do not count. Works on every
+    manifold of horosphere. On the CPU a seed fixes the result bit for bit (one version of torch, one kind of
+    processor).
 
     Args:
-        manifold: a manifold object, copied by `fit`, or one of the names of `horosphere.manifolds.manifold_by_name`.
-        n_components: intrinsic dimension of the points.
+        manifold: a manifold object, copied by `fit`, or one of the names of `horosphere.manifolds.manifold_by_name`:
+            "poincare", "lorentz", "H10", "H5xS5", "(H2)^5" and so on.
+        n_components: intrinsic dimension of the points; None: what the name or the product says, else 2.
+        loss: "ranking" or "distortion".
+        metric: of the distortion loss: "shortest_path", or "precomputed" (as in scikit-learn) where `fit` is given the
+            distances themselves: an (n, n) array, a sparse matrix or edges of the distances that are known.
+        learn_curvature: let each curved part's kappa move with the points, see `curvature.CurvatureSteps` (distortion)
+            or, for the ranking loss, the torch engine's optimizer. A manifold with learnable=True asks for it too. A
+            manifold by name starts from a curvature that fits the longest length.
         closure: train and score on the transitive closure of the pairs (child, parent).
         undirected: let each pair count in both directions.
-        n_epochs: passes over the pairs.
-        learning_rate: rate per pair (batch losses are summed), see `trainer.Schedule`.
+        n_epochs: passes over the pairs; None: 300 of the ranking loss, 60 of the distortion loss.
+        learning_rate: of the ranking loss: rate per pair (batch losses are summed), see `schedule.Schedule`; of the
+            distortion loss: in units of the squared mean length, see `schedule.DistortionSchedule`. None: 0.1 and 0.01.
         n_negatives: nodes drawn against each pair.
         batch_size: pairs a step of the torch engine.
         burn_in: first epochs, at a tenth of the rate; at most a tenth of `n_epochs` is used.
@@ -68,11 +78,14 @@ class GraphEmbedding(BaseEstimator):
     Attributes:
         embedding_: (n_nodes, stored numbers) float64; row i is the node ``nodes_[i]``.
         nodes_: the labels as they were given.
-        manifold_: the manifold of the points.
+        manifold_: the manifold of the points; a learned curvature is a plain number there.
+        n_components_: intrinsic dimension.
         graph_: the given pairs, before closure and doubling.
         loss_curve_: mean loss per pair of each epoch.
 
-    Source: M. Nickel and D. Kiela, Poincare embeddings for learning hierarchical representations, 2017.
+    Source: M. Nickel and D. Kiela, Poincare embeddings for learning hierarchical representations, 2017; A. Gu et al.,
+    Learning mixed-curvature representations in product spaces, 2019; J. X. Zheng et al., Graph drawing by stochastic
+    gradient descent, 2019.
 
     Example:
         >>> import horosphere as hs
@@ -85,12 +98,15 @@ class GraphEmbedding(BaseEstimator):
     def __init__(
         self,
         manifold: Any = "poincare",
-        n_components: int = 2,
+        n_components: int | None = None,
         *,
+        loss: str = "ranking",
+        metric: str = "shortest_path",
+        learn_curvature: bool = False,
         closure: bool = False,
         undirected: bool = False,
-        n_epochs: int = 300,
-        learning_rate: float = 0.1,
+        n_epochs: int | None = None,
+        learning_rate: float | None = None,
         n_negatives: int = 50,
         batch_size: int = 200,
         burn_in: int = 10,
@@ -104,6 +120,9 @@ class GraphEmbedding(BaseEstimator):
     ) -> None:
         self.manifold = manifold
         self.n_components = n_components
+        self.loss = loss
+        self.metric = metric
+        self.learn_curvature = learn_curvature
         self.closure = closure
         self.undirected = undirected
         self.n_epochs = n_epochs
@@ -123,38 +142,53 @@ class GraphEmbedding(BaseEstimator):
         """Embed a graph.
 
         Args:
-            graph: anything `as_graph` reads.
+            graph: anything `as_graph` reads; with ``metric="precomputed"`` anything `as_lengths` reads.
             y: ignored, for scikit-learn.
 
         Raises:
             ValueError: for a graph without edges between different nodes, arguments out of range, an unknown manifold
-                name, a manifold with a learnable curvature, a checkpoint of another run.
+                name, a curvature to be learned where there is none, a checkpoint of another run.
             TypeError: for a graph of an unknown kind.
         """
-        manifold = self._validated()
-        given = _with_edges(as_graph(graph))
-        seed = self._seed()
+        check_arguments(self)
+        dimension = dimension_of(self.manifold, self.n_components)
+        given, seed = self._read(graph), self._seed()
         rng = np.random.default_rng([seed])
-        start = near_origin(manifold, len(given.nodes), self.n_components, rng)
-        points, losses = self._train(start, given, manifold, seed, self.checkpoint)
-        self._set(points, given, manifold, losses)
+        if self.loss == "distortion":
+            lengths = wanted_lengths(given, self.metric)
+            _, longest, mean = lengths.extent
+            manifold, learn = space_of(self.manifold, self.learn_curvature, longest)
+            start = start_at_mean(manifold, len(given.nodes), dimension, mean, rng)
+            points, losses, manifold = fit_distances(
+                self, start, given, lengths, manifold, seed, self.checkpoint, learn=learn
+            )
+        else:
+            manifold, learn = space_of(self.manifold, self.learn_curvature)
+            if learn:
+                raise ValueError(
+                    'a curvature is learned with loss="distortion" only: construct the manifold with learnable=False'
+                )
+            start = near_origin(manifold, len(given.nodes), dimension, rng)
+            points, losses = fit_ranking(self, start, given, manifold, seed, self.checkpoint)
+        self._set(points, given, manifold, losses, dimension)
         return self
 
     def partial_fit(self, graph: Any, y: None = None) -> Self:
         """Add the nodes and edges of another graph; the points that are there do not move.
 
-        New nodes start beside their placed neighbours and are trained with all old rows fixed. Edges between old nodes
-        are kept for scores, closure and negatives. Without an earlier `fit` this is `fit`.
+        New nodes start beside their placed neighbours and are trained with all old rows, and the curvature, fixed.
+        Edges between old nodes are kept for scores, closure, negatives and lengths. Without an earlier `fit` this is
+        `fit`.
 
         Raises:
             ValueError, TypeError: as `fit`.
         """
         if not hasattr(self, "embedding_"):
             return self.fit(graph)
-        self._validated()
+        check_arguments(self)
         manifold = self.manifold_
-        added = _with_edges(as_graph(graph))
-        joined = self.graph_.joined(added)
+        added = self._read(graph)
+        joined = self.graph_.joined(added, lengths=self.loss == "distortion")
         n_old, n_new = len(self.nodes_), len(joined.nodes) - len(self.nodes_)
         losses: list[float] = []
         points = self.embedding_
@@ -162,28 +196,35 @@ class GraphEmbedding(BaseEstimator):
             seed = self._seed()
             # The number of old nodes sets the draws of one addition apart from those of the next.
             rng = np.random.default_rng([seed, n_old])
-            fresh = near_origin(manifold, n_new, self.n_components, rng)
+            fresh = near_origin(manifold, n_new, self.n_components_, rng)
             start = torch.cat([torch.from_numpy(points.copy()), fresh])
             start = beside_neighbours(manifold, start, n_old, joined.edges, rng)
-            points, losses = self._train(start, joined, manifold, seed, None, n_fixed=n_old)
-        self._set(points, joined, manifold, losses)
+            if self.loss == "distortion":
+                lengths = wanted_lengths(joined, self.metric, n_old)
+                points, losses, _ = fit_distances(self, start, joined, lengths, manifold, seed, None, n_old)
+            else:
+                points, losses = fit_ranking(self, start, joined, manifold, seed, None, n_fixed=n_old)
+        self._set(points, joined, manifold, losses, self.n_components_)
         return self
 
     def fit_transform(self, graph: Any, y: None = None) -> np.ndarray:
         """`fit`, then the points, (n_nodes, stored numbers)."""
         return self.fit(graph).embedding_
 
-    def evaluate(self, graph: Any) -> Scores:
-        """Mean rank and mean average precision of a graph's pairs, exact over all nodes of the embedding.
+    def evaluate(self, graph: Any) -> Scores | DistortionScores:
+        """How well distances give a graph back, exact over all pairs.
+
+        A ranking model: mean rank and mean average precision of the graph's pairs among all nodes of the embedding. A
+        distortion model: average and worst distortion of the graph's lengths, over the nodes of this graph.
 
         Args:
-            graph: as in `fit`, with the same `closure` and `undirected`; its nodes must be in the embedding.
+            graph: as in `fit`, with the same `closure`, `undirected` and `metric`; its nodes must be in the embedding.
 
         Raises:
             ValueError: naming nodes that the embedding does not hold; for a graph without edges.
         """
         self._check_fitted()
-        asked = _with_edges(as_graph(graph, closure=self.closure, undirected=self.undirected))
+        asked = self._read(graph)
         unknown = [label for label in asked.nodes if label not in self._index]
         if unknown:
             shown = ", ".join(repr(label) for label in unknown[:5])
@@ -192,12 +233,16 @@ class GraphEmbedding(BaseEstimator):
                 f"{', ...' if len(unknown) > 5 else ''}{self._similar(unknown[0])}"
             )
         where = np.asarray([self._index[label] for label in asked.nodes])
-        graph = Graph(self.nodes_, where[asked.edges], asked.weights)
-        return reconstruction(graph, torch.from_numpy(self.embedding_), self.manifold_)
+        points = torch.from_numpy(self.embedding_)
+        if self.loss == "distortion":
+            return distortion(asked, points[torch.from_numpy(where)], self.manifold_, metric=self.metric)
+        asked = asked.expanded(closure=self.closure, undirected=self.undirected)
+        return reconstruction(Graph(self.nodes_, where[asked.edges], asked.weights), points, self.manifold_)
 
     def score(self, graph: Any, y: None = None) -> float:
-        """Mean average precision of a graph's pairs in [0, 1]; 1 is perfect. See `evaluate`."""
-        return self.evaluate(graph).map
+        """The higher the better: mean average precision in [0, 1], or minus the average distortion. See `evaluate`."""
+        found = self.evaluate(graph)
+        return found.map if isinstance(found, Scores) else -found.average_distortion
 
     def kneighbors(self, label: Hashable, k: int = 10) -> NearestNodes:
         """The `k` nodes nearest to a node by geodesic distance, itself left out; ties in the order of `nodes_`.
@@ -208,7 +253,7 @@ class GraphEmbedding(BaseEstimator):
         self._check_fitted()
         if label not in self._index:
             raise ValueError(f"the node {label!r} is not in the embedding{self._similar(label)}")
-        _check_integer("k", k, 1)
+        check_integer("k", k, 1)
         row = self._index[label]
         (distances,) = distances_to_all(self.manifold_, torch.from_numpy(self.embedding_), np.asarray([row]))
         distances[row] = np.inf
@@ -244,8 +289,9 @@ class GraphEmbedding(BaseEstimator):
         about = {
             "manifold": self.manifold_.config(),
             "nodes": check_labels(self.nodes_),
-            "parameters": {name: _plain(getattr(self, name)) for name in _SAVED},
+            "parameters": {name: plain(getattr(self, name)) for name in _SAVED},
             "self_loops": self.graph_.self_loops,
+            "dimension": self.n_components_,
         }
         tensors = {
             "embedding": self.embedding_,
@@ -269,7 +315,7 @@ class GraphEmbedding(BaseEstimator):
             model = cls(manifold=manifold, **about["parameters"])
             edges = tensors["edges"].astype(np.int64)
             graph = Graph(about["nodes"], edges, tensors["weights"], about["self_loops"])
-            embedding = tensors["embedding"]
+            embedding, dimension = tensors["embedding"], int(about["dimension"])
             n = len(graph.nodes)
             if embedding.ndim != 2 or len(embedding) != n or len(graph.index) != n:
                 raise ValueError(f"{n} labels for points of shape {embedding.shape}")
@@ -277,58 +323,21 @@ class GraphEmbedding(BaseEstimator):
                 raise ValueError("edges name rows that are not there")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{Path(path)} is not a whole saved GraphEmbedding: {error}") from None
-        model._set(embedding, graph, copy.deepcopy(manifold), tensors["loss"].tolist())
+        model._set(embedding, graph, copy.deepcopy(manifold), tensors["loss"].tolist(), dimension)
         return model
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "embedding_")
 
-    def _train(self, start, given: Graph, manifold, seed: int, checkpoint, n_fixed: int = 0):
-        pairs = given.expanded(closure=self.closure, undirected=self.undirected)
-        # New nodes have a neighbourhood to start in: nothing to sort out first.
-        burn_in = 0 if n_fixed else min(self.burn_in, self.n_epochs // 10)
-        schedule = Schedule(
-            int(self.n_epochs),
-            float(self.learning_rate),
-            int(self.n_negatives),
-            int(self.batch_size),
-            int(burn_in),
-            seed,
-        )
-        callbacks = list(self.callbacks or ())
-        bar = None
-        if self.verbose:
-            from tqdm import tqdm
+    def _read(self, graph: Any) -> Graph:
+        return with_edges(as_lengths(graph, self.metric) if self.loss == "distortion" else as_graph(graph))
 
-            bar = tqdm(total=self.n_epochs, desc="embedding", unit="epoch")
-
-            def show(info: EpochInfo) -> None:
-                bar.update(info.epoch - bar.n)
-                bar.set_postfix(loss=f"{info.loss:.4f}", refresh=False)
-
-            callbacks.append(show)
-        try:
-            return train(
-                start.numpy(),
-                pairs,
-                manifold,
-                schedule,
-                engine=self.engine,
-                n_threads=effective_n_jobs(self.n_jobs),
-                n_fixed=n_fixed,
-                callbacks=callbacks,
-                checkpoint_path=checkpoint,
-                checkpoint_every=self.checkpoint_every,
-            )
-        finally:
-            if bar is not None:
-                bar.close()
-
-    def _set(self, points: np.ndarray, given: Graph, manifold, losses: list[float]) -> None:
+    def _set(self, points: np.ndarray, given: Graph, manifold, losses: list[float], dimension: int) -> None:
         self.embedding_ = points
         self.nodes_ = given.nodes
         self.graph_ = given
         self.manifold_ = manifold
+        self.n_components_ = dimension
         self.loss_curve_ = losses
 
     @property
@@ -349,40 +358,12 @@ class GraphEmbedding(BaseEstimator):
         close = difflib.get_close_matches(str(label), names, n=3, cutoff=0.6)
         return f"; similar: {', '.join(close)}" if close else ""
 
-    def _validated(self):
-        """Check the constructor's arguments; a copy of the manifold."""
-        for name, least in (("n_components", 1), ("n_epochs", 1), ("n_negatives", 1), ("batch_size", 1)):
-            _check_integer(name, getattr(self, name), least)
-        _check_integer("burn_in", self.burn_in, 0)
-        _check_integer("checkpoint_every", self.checkpoint_every, 1)
-        if self.engine not in ("auto", "numba", "torch"):
-            raise ValueError(f'engine must be "auto", "numba" or "torch", got {self.engine!r}')
-        rate = self.learning_rate
-        if not isinstance(rate, Real) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
-        if isinstance(self.random_state, Integral) and self.random_state < 0:
-            raise ValueError(f"random_state must be >= 0, got {self.random_state}")
-        if self.checkpoint is not None and not isinstance(self.random_state, Integral):
-            raise ValueError("checkpoint needs random_state to be an integer: otherwise each run draws other numbers")
-        for callback in self.callbacks or ():
-            if not callable(callback):
-                raise TypeError(f"callbacks must be callables taking an EpochInfo, got {callback!r}")
-        manifold = manifold_by_name(self.manifold) if isinstance(self.manifold, str) else copy.deepcopy(self.manifold)
-        if not callable(getattr(manifold, "dist", None)) or not callable(getattr(manifold, "expmap", None)):
-            raise TypeError(
-                "manifold must be a manifold object such as horosphere.PoincareBall(kappa=-1.0) or a name, "
-                f"got {manifold!r}"
-            )
-        if any(parameter.requires_grad for parameter in manifold.parameters()):
-            raise ValueError(
-                f"GraphEmbedding keeps the curvature fixed, and {manifold} has a learnable one: construct it with "
-                "learnable=False"
-            )
-        return manifold
-
 
 _SAVED = (
     "n_components",
+    "loss",
+    "metric",
+    "learn_curvature",
     "closure",
     "undirected",
     "n_epochs",
@@ -395,33 +376,3 @@ _SAVED = (
     "checkpoint_every",
     "random_state",
 )
-
-
-def _plain(value: Any) -> bool | int | float | str | None:
-    """A constructor argument as JSON keeps it; a RandomState cannot be kept and becomes None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, bool | int | float | str) else None
-
-
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _with_edges(graph: Graph) -> Graph:
-    if graph.self_loops:
-        warnings.warn(
-            f"left out {graph.self_loops} self-loop{'s' * (graph.self_loops > 1)}: a node is at distance 0 from itself "
-            "wherever it lies",
-            UserWarning,
-            stacklevel=3,
-        )
-    if not len(graph.edges):
-        raise ValueError(
-            "the graph has no edges between different nodes"
-            + (f" (only {graph.self_loops} self-loops)" if graph.self_loops else "")
-            + ": there is nothing to embed"
-        )
-    return graph

@@ -22,8 +22,9 @@ class Graph:
     Attributes:
         nodes: the labels, in order of first appearance, unchanged.
         edges: (E, 2) int64, each pair once, no self-loops.
-        weights: (E,) float64, finite and positive. A weight is a *multiplicity* (a similarity, not a length): a
-            pair of weight 2 is the same thing as the pair given twice.
+        weights: (E,) float64, finite and positive. For the ranking loss a weight is a *multiplicity* (a similarity): a
+            pair of weight 2 is the same thing as the pair given twice. For the distortion loss it is a *length*, and
+            of several edges between two nodes the shortest counts.
         self_loops: how many self-loops the input had; they carry no distance and are left out.
         directed: False if the input was an undirected networkx graph, both of whose directions are in `edges`.
     """
@@ -74,8 +75,9 @@ class Graph:
         graph = self.closed() if closure else self
         return graph.both_directions() if undirected else graph
 
-    def joined(self, other: "Graph") -> "Graph":
-        """Both graphs over the labels of this one followed by the new labels of the other; weights add up."""
+    def joined(self, other: "Graph", *, lengths: bool = False) -> "Graph":
+        """Both graphs over the labels of this one followed by the new labels of the other; weights add up, of lengths
+        the least is kept."""
         nodes = self.nodes + [label for label in other.nodes if label not in self.index]
         index = {label: i for i, label in enumerate(nodes)}
         where = np.asarray([index[label] for label in other.nodes], dtype=np.int64)
@@ -83,12 +85,13 @@ class Graph:
             np.concatenate([self.edges, where[other.edges]]),
             np.concatenate([self.weights, other.weights]),
             len(nodes),
+            lengths,
         )
         loops = self.self_loops + other.self_loops
         return Graph(nodes, edges, weights, loops, self.directed and other.directed)
 
 
-def as_graph(graph: Any, *, closure: bool = False, undirected: bool = False) -> Graph:
+def as_graph(graph: Any, *, closure: bool = False, undirected: bool = False, lengths: bool = False) -> Graph:
     """Read any of the accepted inputs as a `Graph`.
 
     Args:
@@ -102,6 +105,8 @@ def as_graph(graph: Any, *, closure: bool = False, undirected: bool = False) -> 
             - a `Graph`.
         closure: add the transitive closure.
         undirected: count each pair in both directions (after the closure).
+        lengths: weights are lengths: of a pair given more than once the shortest is kept, where weights add up
+            otherwise (a `Graph` stays as it is).
 
     Raises:
         ValueError: for weights that are not finite and positive, a matrix that is not square, closure of an
@@ -112,15 +117,15 @@ def as_graph(graph: Any, *, closure: bool = False, undirected: bool = False) -> 
     if isinstance(graph, Graph):
         result = graph
     elif isinstance(graph, nx.Graph):
-        result = _from_networkx(graph)
+        result = _from_networkx(graph, lengths)
     elif isinstance(graph, str | os.PathLike):
-        result = _from_pairs(read_edge_list(graph))
+        result = _from_pairs(read_edge_list(graph), lengths)
     elif scipy.sparse.issparse(graph):
         result = _from_matrix(graph)
     elif isinstance(graph, np.ndarray):
-        result = _from_array(graph)
+        result = _from_array(graph, lengths)
     elif isinstance(graph, Iterable) and not isinstance(graph, bytes | dict) and not hasattr(graph, "columns"):
-        result = _from_pairs(graph)
+        result = _from_pairs(graph, lengths)
     else:
         raise TypeError(
             f"graph must be a networkx graph, an iterable of (source, target[, weight]), a square matrix or the path "
@@ -130,13 +135,13 @@ def as_graph(graph: Any, *, closure: bool = False, undirected: bool = False) -> 
     return result.expanded(closure=closure, undirected=undirected)
 
 
-def _from_networkx(graph: nx.Graph) -> Graph:
+def _from_networkx(graph: nx.Graph, lengths: bool) -> Graph:
     pairs = [(u, v, _weight(data.get("weight", 1), f"edge {u!r} -> {v!r}")) for u, v, data in graph.edges(data=True)]
-    result = _from_pairs(pairs, nodes=graph.nodes)
+    result = _from_pairs(pairs, lengths, nodes=graph.nodes)
     return result if graph.is_directed() else replace(result.both_directions(), directed=False)
 
 
-def _from_array(array: np.ndarray) -> Graph:
+def _from_array(array: np.ndarray, lengths: bool) -> Graph:
     if array.ndim != 2:
         raise ValueError(f"an array must be (E, 2), (E, 3) or square (n, n), got shape {array.shape}")
     rows, columns = array.shape
@@ -148,8 +153,8 @@ def _from_array(array: np.ndarray) -> Graph:
     if columns in (2, 3):
         if array.dtype.kind == "f" and np.all(array[:, :2] == np.floor(array[:, :2])):
             # Index pairs that became floats only because a weight stands beside them are indices again.
-            return _from_pairs((int(row[0]), int(row[1]), *row[2:]) for row in array.tolist())
-        return _from_pairs(map(tuple, array.tolist()))
+            return _from_pairs(((int(row[0]), int(row[1]), *row[2:]) for row in array.tolist()), lengths)
+        return _from_pairs(map(tuple, array.tolist()), lengths)
     if rows != columns:
         raise ValueError(f"an array must be (E, 2), (E, 3) or square (n, n), got shape {array.shape}")
     return _from_matrix(scipy.sparse.coo_array(array))
@@ -170,7 +175,7 @@ def _from_matrix(matrix: Any) -> Graph:
     return _assembled(list(range(coo.shape[0])), edges, values)
 
 
-def _from_pairs(pairs: Iterable, nodes: Iterable[Hashable] = ()) -> Graph:
+def _from_pairs(pairs: Iterable, lengths: bool, nodes: Iterable[Hashable] = ()) -> Graph:
     index: dict[Hashable, int] = {label: i for i, label in enumerate(nodes)}
     edges, weights = [], []
     for number, pair in enumerate(pairs, start=1):
@@ -187,7 +192,7 @@ def _from_pairs(pairs: Iterable, nodes: Iterable[Hashable] = ()) -> Graph:
         edges.append((index[pair[0]], index[pair[1]]))
         weights.append(_weight(pair[2], where) if len(pair) == 3 else 1.0)
     return _assembled(
-        list(index), np.asarray(edges, dtype=np.int64).reshape(-1, 2), np.asarray(weights, dtype=np.float64)
+        list(index), np.asarray(edges, dtype=np.int64).reshape(-1, 2), np.asarray(weights, dtype=np.float64), lengths
     )
 
 
@@ -201,15 +206,22 @@ def _weight(value: Any, where: str) -> float:
     return weight
 
 
-def _assembled(nodes: list[Hashable], edges: np.ndarray, weights: np.ndarray) -> Graph:
+def _assembled(nodes: list[Hashable], edges: np.ndarray, weights: np.ndarray, lengths: bool = False) -> Graph:
     proper = edges[:, 0] != edges[:, 1]
-    merged = _merged(edges[proper], weights[proper], len(nodes))
+    merged = _merged(edges[proper], weights[proper], len(nodes), lengths)
     return Graph(nodes, *merged, self_loops=int(np.count_nonzero(~proper)))
 
 
-def _merged(edges: np.ndarray, weights: np.ndarray, n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each pair once, in order of first appearance, with the sum of its weights."""
+def _merged(
+    edges: np.ndarray, weights: np.ndarray, n_nodes: int, lengths: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair once, in order of first appearance, with the sum of its weights, or the least of its lengths."""
     keys = edges[:, 0] * n_nodes + edges[:, 1]
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    return edges[first[order]], np.bincount(inverse, weights, minlength=len(first))[order]
+    if lengths:
+        merged = np.full(len(first), np.inf)
+        np.minimum.at(merged, inverse, weights)
+    else:
+        merged = np.bincount(inverse, weights, minlength=len(first))
+    return edges[first[order]], merged[order]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Schedule"]
+__all__ = ["DistortionSchedule", "Schedule"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,34 @@ class Schedule:
         if epoch < self.burn_in:
             return self.learning_rate / 10
         return self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
+
+
+@dataclass(frozen=True)
+class DistortionSchedule:
+    """Settings of a training on distances.
+
+    The first epochs (20, or half of all) step on the stress (d / g - 1)^2 and leave the start behind: eta falls
+    geometrically from longest^2, where every step closes its gap, to shortest^2 / 10 (Zheng, Pawar and Goodman, 2019).
+    The others step on |d / g - 1|, eta falling linearly to 0 from ``learning_rate`` mean^2.
+    """
+
+    n_epochs: int
+    learning_rate: float
+    batch_size: int
+    seed: int
+    metric: str
+    learn_curvature: bool
+    shortest: float
+    longest: float
+    mean: float
+
+    @property
+    def stress_epochs(self) -> int:
+        return min(20, self.n_epochs // 2)
+
+    def rate(self, epoch: int) -> float:
+        """eta of `compiled.distortion_pairs`, in units of length squared."""
+        if epoch < self.stress_epochs:
+            done = epoch / max(1, self.stress_epochs - 1)
+            return self.longest**2 * (self.shortest**2 / (10 * self.longest**2)) ** done
+        return self.learning_rate * self.mean**2 * (self.n_epochs - epoch) / (self.n_epochs - self.stress_epochs)

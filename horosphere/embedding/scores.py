@@ -1,4 +1,4 @@
-"""How well distances reconstruct a graph: mean rank and mean average precision, exact over all pairs."""
+"""How well distances reconstruct a graph: ranks, mean average precision and distortion, exact over all pairs."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from horosphere.embedding.graph import Graph
+from horosphere.embedding.lengths import Lengths
 from horosphere.manifolds import cdist
 
-__all__ = ["Scores", "distances_to_all", "reconstruction"]
+__all__ = ["DistortionScores", "Scores", "distances_to_all", "distortion", "reconstruction"]
 
 _BLOCK = 2**21  # Distances held at once: 16 MB.
 
@@ -36,6 +37,26 @@ class Scores:
     n_edges: int
     n_sources: int
     n_candidates: int
+
+
+@dataclass(frozen=True)
+class DistortionScores:
+    """How well distances d keep wanted ones g, over the pairs of different nodes that have one.
+
+    Attributes:
+        average_distortion: mean of |d / g - 1|; 0 is perfect. No factor is taken out.
+        worst_distortion: max(d / g) / min(d / g); 1 is perfect, infinite where two nodes lie on one point.
+        map: mean average precision of the edges, directions ignored (see `Scores`); None where distances were given and
+            there are no edges.
+        n_nodes: number of nodes.
+        n_pairs: number of pairs, each once.
+    """
+
+    average_distortion: float
+    worst_distortion: float
+    map: float | None
+    n_nodes: int
+    n_pairs: int
 
 
 def distances_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
@@ -84,3 +105,28 @@ def reconstruction(graph: Graph, points: Tensor, manifold) -> Scores:
             ranks_total += int(ranks.sum())
             precisions.append(float(np.mean(found / (ranks - 1 + found))))
     return Scores(ranks_total / len(source), float(np.mean(precisions)), n, len(source), len(sources), n - 1)
+
+
+def distortion(graph: Graph, points: Tensor, manifold, *, metric: str = "shortest_path") -> DistortionScores:
+    """Score the points (row i: node i of the graph) against the graph's lengths, see `Lengths`.
+
+    Source: A. Gu, F. Sala, B. Gunel and C. Re, Learning mixed-curvature representations in product spaces, 2019.
+
+    Raises:
+        ValueError: if no pair has a length or a distance is NaN.
+    """
+    lengths, n = Lengths(graph, metric), len(graph.nodes)
+    total, count, least, greatest = 0.0, 0, np.inf, 0.0
+    per_block = max(1, _BLOCK // max(1, n))
+    for first in range(0, n, per_block):
+        rows = np.arange(first, min(n, first + per_block))
+        wanted = lengths.rows(rows)
+        asked = np.isfinite(wanted) & (wanted > 0) & (rows[:, None] < np.arange(n))
+        ratio = distances_to_all(manifold, points, rows)[asked] / wanted[asked]
+        if len(ratio):
+            total, count = total + float(np.abs(ratio - 1).sum()), count + len(ratio)
+            least, greatest = min(least, float(ratio.min())), max(greatest, float(ratio.max()))
+    if not count:
+        raise ValueError("a graph without edges has no lengths to score")
+    precision = None if metric == "precomputed" else reconstruction(graph.both_directions(), points, manifold).map
+    return DistortionScores(total / count, greatest / least if least else np.inf, precision, n, count)

@@ -1,4 +1,4 @@
-"""The training loop: epochs of an engine on the ranking loss, resumable at every epoch."""
+"""The training loop: epochs of an engine, resumable at every epoch."""
 
 import hashlib
 import json
@@ -7,16 +7,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from horosphere.embedding.compiled_engine import CompiledEngine, working_manifold
+from horosphere.embedding.distortion_engine import DistortionEngine
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import load_tensors, save_tensors
-from horosphere.embedding.schedule import Schedule
+from horosphere.embedding.lengths import Lengths
+from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.torch_engine import TorchEngine
 
-__all__ = ["Checkpoint", "EpochInfo", "train"]
+__all__ = ["Checkpoint", "EpochInfo", "train", "train_distances"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class EpochInfo:
     Attributes:
         epoch: number of epochs done, from 1.
         n_epochs: how many there will be.
-        loss: mean ranking loss per pair of this epoch.
-        learning_rate: the rate of this epoch.
+        loss: mean loss per pair of this epoch.
+        learning_rate: the rate of this epoch (of the distortion loss: in units of length squared).
         embedding: (n_nodes, D) float64, the points now; a view that the next epoch changes: copy to keep.
         nodes: the labels of the rows.
     """
@@ -73,7 +76,9 @@ class Checkpoint:
         save_tensors(self.path, "checkpoint", tensors, {"digest": self._digest})
 
 
-def run_digest(graph: Graph, start: np.ndarray, schedule: Schedule, manifold, n_fixed: int, engine: str) -> str:
+def run_digest(
+    graph: Graph, start: np.ndarray, schedule: Schedule | DistortionSchedule, manifold, n_fixed: int, engine: str
+) -> str:
     """A fingerprint of everything that the result depends on."""
     digest = hashlib.sha256()
     space = manifold.config() if hasattr(type(manifold), "config") else repr(manifold)
@@ -121,32 +126,74 @@ def train(
     """
     pairs = _usable(graph, n_fixed)
     work = _engine(engine, start, pairs, graph, manifold, schedule, n_fixed, n_threads)
+    digest = run_digest(graph, start, schedule, manifold, n_fixed, work.name) if checkpoint_path is not None else ""
+    kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
+    return _epochs(work, 1 / max(1, len(pairs.edges)), schedule, graph.nodes, callbacks, kept)
+
+
+def train_distances(
+    start: np.ndarray,
+    graph: Graph,
+    lengths: Lengths,
+    manifold,
+    schedule: DistortionSchedule,
+    *,
+    engine: str = "auto",
+    n_threads: int = 1,
+    n_fixed: int = 0,
+    callbacks: Sequence[Callable[[EpochInfo], None]] = (),
+    checkpoint_path: str | os.PathLike | None = None,
+    checkpoint_every: int = 10,
+) -> tuple[np.ndarray, list[float], Any]:
+    """Fit distances to wanted lengths, and the curvatures along where the schedule says so.
+
+    Args:
+        start, manifold, engine, n_threads, n_fixed, callbacks, checkpoint_path, checkpoint_every: as in `train`.
+        graph: whose lengths they are.
+        lengths: of the graph.
+        schedule: the settings.
+
+    Returns:
+        The points, the mean of |d / g - 1| of each epoch on the way, and the manifold, whose curvatures may have moved.
+
+    Raises:
+        ValueError: as `train`; a curvature to be learned where there is none.
+    """
+    name = _engine_name(engine, manifold)
+    work = DistortionEngine(start, lengths, manifold, schedule, name, n_fixed, n_threads)
+    digest = run_digest(graph, start, schedule, manifold, n_fixed, name) if checkpoint_path is not None else ""
+    kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
+    points, losses = _epochs(work, 1.0, schedule, graph.nodes, callbacks, kept)
+    return points, losses, work.manifold
+
+
+def _epochs(work, share: float, schedule, nodes: list, callbacks, checkpoint: Checkpoint | None):
     losses: list[float] = []
-    checkpoint = None
-    if checkpoint_path is not None:
-        digest = run_digest(graph, start, schedule, manifold, n_fixed, work.name)
-        checkpoint = Checkpoint(checkpoint_path, checkpoint_every, digest)
-        if (saved := checkpoint.load()) is not None:
-            work.state[...], losses = saved
+    if checkpoint is not None and (saved := checkpoint.load()) is not None:
+        work.state[...], losses = saved
     for epoch in range(len(losses), schedule.n_epochs):
-        losses.append(work.run(epoch) / max(1, len(pairs.edges)))
+        losses.append(work.run(epoch) * share)
         if checkpoint and ((epoch + 1) % checkpoint.every == 0 or epoch + 1 == schedule.n_epochs):
             checkpoint.save(work.state, losses)
         if callbacks:
             rate, points = schedule.rate(epoch), work.points()
             for callback in callbacks:
-                callback(EpochInfo(epoch + 1, schedule.n_epochs, losses[-1], rate, points, graph.nodes))
+                callback(EpochInfo(epoch + 1, schedule.n_epochs, losses[-1], rate, points, nodes))
     return work.points(), losses
 
 
-def _engine(name: str, start, pairs, graph, manifold, schedule, n_fixed, n_threads) -> TorchEngine | CompiledEngine:
+def _engine_name(name: str, manifold) -> str:
     served = working_manifold(manifold) is not None
     if name == "numba" and not served:
         raise ValueError(
             f'engine="numba" serves Euclidean, PoincareBall, Lorentz, Sphere of fixed curvature and products of them, '
             f'not {manifold}; use engine="torch"'
         )
-    if name == "torch" or not served:
+    return "torch" if name == "torch" or not served else "numba"
+
+
+def _engine(name: str, start, pairs, graph, manifold, schedule, n_fixed, n_threads) -> TorchEngine | CompiledEngine:
+    if _engine_name(name, manifold) == "torch":
         return TorchEngine(start, pairs, graph, manifold, schedule, n_fixed)
     return CompiledEngine(start, pairs, graph, manifold, schedule, n_fixed, n_threads)
 

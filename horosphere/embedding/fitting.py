@@ -1,0 +1,100 @@
+"""From the arguments of an estimator to a run of the trainer."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from joblib import effective_n_jobs
+from torch import Tensor
+
+from horosphere.embedding.graph import Graph
+from horosphere.embedding.lengths import Lengths
+from horosphere.embedding.schedule import DistortionSchedule, Schedule
+from horosphere.embedding.trainer import EpochInfo, train, train_distances
+
+__all__ = ["fit_distances", "fit_ranking", "wanted_lengths"]
+
+# What n_epochs and learning_rate are where they are left open.
+RANKING = (300, 0.1)
+DISTORTION = (60, 0.01)
+
+
+def fit_ranking(
+    model: Any, start: Tensor, given: Graph, manifold, seed: int, checkpoint, n_fixed: int = 0
+) -> tuple[np.ndarray, list[float]]:
+    """(points, losses) of the ranking loss, see `trainer.train`."""
+    pairs = given.expanded(closure=model.closure, undirected=model.undirected)
+    n_epochs, rate = _defaults(model, RANKING)
+    # New nodes have a neighbourhood to start in: nothing to sort out first.
+    burn_in = 0 if n_fixed else min(model.burn_in, n_epochs // 10)
+    schedule = Schedule(n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed)
+    with _run(model, n_epochs, checkpoint, n_fixed) as how:
+        return train(start.numpy(), pairs, manifold, schedule, **how)
+
+
+def fit_distances(
+    model: Any,
+    start: Tensor,
+    given: Graph,
+    lengths: Lengths,
+    manifold,
+    seed: int,
+    checkpoint,
+    n_fixed: int = 0,
+    *,
+    learn: bool = False,
+) -> tuple[np.ndarray, list[float], Any]:
+    """(points, losses, manifold) of the distortion loss, see `trainer.train_distances`."""
+    n_epochs, rate = _defaults(model, DISTORTION)
+    schedule = DistortionSchedule(n_epochs, rate, int(model.batch_size), seed, model.metric, learn, *lengths.extent)
+    with _run(model, n_epochs, checkpoint, n_fixed) as how:
+        return train_distances(start.numpy(), given, lengths, manifold, schedule, **how)
+
+
+def wanted_lengths(graph: Graph, metric: str, n_fixed: int = 0) -> Lengths:
+    """`Lengths`, with a warning where a graph falls apart."""
+    lengths = Lengths(graph, metric, n_fixed)
+    if lengths.components > 1:
+        warnings.warn(
+            f"the graph falls into {lengths.components} components: pairs in different ones have no distance, are not "
+            "trained on and not scored",
+            UserWarning,
+            stacklevel=3,
+        )
+    return lengths
+
+
+def _defaults(model: Any, defaults: tuple[int, float]) -> tuple[int, float]:
+    n_epochs, rate = model.n_epochs, model.learning_rate
+    return int(defaults[0] if n_epochs is None else n_epochs), float(defaults[1] if rate is None else rate)
+
+
+@contextmanager
+def _run(model: Any, n_epochs: int, checkpoint, n_fixed: int) -> Iterator[dict[str, Any]]:
+    """What the trainer is told whatever the loss; a progress bar while it runs."""
+    callbacks = list(model.callbacks or ())
+    bar = None
+    if model.verbose:
+        from tqdm import tqdm
+
+        bar = tqdm(total=n_epochs, desc="embedding", unit="epoch")
+
+        def show(info: EpochInfo) -> None:
+            bar.update(info.epoch - bar.n)
+            bar.set_postfix(loss=f"{info.loss:.4f}", refresh=False)
+
+        callbacks.append(show)
+    try:
+        yield {
+            "engine": model.engine,
+            "n_threads": effective_n_jobs(model.n_jobs),
+            "n_fixed": n_fixed,
+            "callbacks": callbacks,
+            "checkpoint_path": checkpoint,
+            "checkpoint_every": model.checkpoint_every,
+        }
+    finally:
+        if bar is not None:
+            bar.close()

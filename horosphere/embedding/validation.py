@@ -1,0 +1,126 @@
+"""Checks of an estimator's arguments: each error names the argument, what came and what to do."""
+
+import copy
+import math
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from horosphere.embedding.curvature import fixed, with_curvatures
+from horosphere.embedding.graph import Graph
+from horosphere.manifolds import Product, dimension_of_name, manifold_by_name
+
+__all__ = ["check_arguments", "check_integer", "dimension_of", "plain", "space_of", "with_edges"]
+
+_CHOICES = {
+    "engine": ("auto", "numba", "torch"),
+    "loss": ("ranking", "distortion"),
+    "metric": ("shortest_path", "precomputed"),
+}
+
+
+def check_arguments(model: Any) -> None:
+    """Raise ValueError or TypeError for a constructor argument of a `GraphEmbedding` that is out of range."""
+    for name in ("n_components", "n_epochs", "n_negatives", "batch_size", "checkpoint_every"):
+        if name in ("n_components", "n_epochs") and getattr(model, name) is None:
+            continue
+        check_integer(name, getattr(model, name), 1)
+    check_integer("burn_in", model.burn_in, 0)
+    for name, choices in _CHOICES.items():
+        value = getattr(model, name)
+        if value not in choices:
+            shown = ", ".join(f'"{choice}"' for choice in choices[:-1])
+            raise ValueError(f'{name} must be {shown} or "{choices[-1]}", got {value!r}')
+    if model.loss == "ranking" and model.metric != "shortest_path":
+        raise ValueError('metric="precomputed" is for loss="distortion": the ranking loss wants edges, not distances')
+    if model.loss == "distortion" and model.closure:
+        raise ValueError(
+            'closure=True is for loss="ranking": in the closure every ancestor would be at distance 1; the distortion '
+            "loss takes the paths of the graph as it is given"
+        )
+    rate = model.learning_rate
+    if rate is not None:
+        if not isinstance(rate, Real) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):
+            raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
+    if isinstance(model.random_state, Integral) and model.random_state < 0:
+        raise ValueError(f"random_state must be >= 0, got {model.random_state}")
+    if model.checkpoint is not None and not isinstance(model.random_state, Integral):
+        raise ValueError("checkpoint needs random_state to be an integer: otherwise each run draws other numbers")
+    for callback in model.callbacks or ():
+        if not callable(callback):
+            raise TypeError(f"callbacks must be callables taking an EpochInfo, got {callback!r}")
+
+
+def space_of(manifold: Any, learn: bool, longest: float | None = None) -> tuple[Any, bool]:
+    """The manifold that an argument asks for, of fixed curvature, and whether its curvature is to be learned.
+
+    Args:
+        manifold: a name or an object, which is copied.
+        learn: learn its curvature; a manifold with learnable=True asks for it too.
+        longest: the longest wanted distance; a space by name whose curvature is learned starts with
+            abs(kappa) = (pi / longest)^2, on the sphere half a great circle.
+    """
+    named = isinstance(manifold, str)
+    space = manifold_by_name(manifold) if named else copy.deepcopy(manifold)
+    if not callable(getattr(space, "dist", None)) or not callable(getattr(space, "expmap", None)):
+        raise TypeError(
+            f"manifold must be a manifold object such as horosphere.PoincareBall(kappa=-1.0) or a name, got {space!r}"
+        )
+    learn = learn or any(parameter.requires_grad for parameter in space.parameters())
+    if not learn:
+        return space, False
+    space = fixed(space)
+    if named and longest is not None:
+        parts = space.manifolds if isinstance(space, Product) else [space]
+        kappas = np.sign([part.kappa for part in parts]) * (math.pi / longest) ** 2
+        space, _ = with_curvatures(space, None, kappas)
+    return space, True
+
+
+def dimension_of(manifold: Any, n_components: int | None) -> int:
+    """The intrinsic dimension: what the name or the product says, else ``n_components``, else 2.
+
+    Raises ValueError where they contradict each other.
+    """
+    said = None
+    if isinstance(manifold, str):
+        said = dimension_of_name(manifold)
+    elif isinstance(manifold, Product):
+        sizes = zip(manifold.manifolds, manifold.sizes, strict=True)
+        said = sum(size - (part.ambient_dim(0) if hasattr(part, "ambient_dim") else 0) for part, size in sizes)
+    if said is not None and n_components is not None and n_components != said:
+        raise ValueError(f"{manifold} has {said} dimensions, and n_components is {n_components}: leave it out")
+    return int(n_components or said or 2)
+
+
+def plain(value: Any) -> bool | int | float | str | None:
+    """A constructor argument as JSON keeps it; a RandomState cannot be kept and becomes None."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def with_edges(graph: Graph) -> Graph:
+    """The graph, with a warning of its self-loops; ValueError if it has no other edges."""
+    if graph.self_loops:
+        warnings.warn(
+            f"left out {graph.self_loops} self-loop{'s' * (graph.self_loops > 1)}: a node is at distance 0 from itself "
+            "wherever it lies",
+            UserWarning,
+            stacklevel=4,
+        )
+    if not len(graph.edges):
+        raise ValueError(
+            "the graph has no edges between different nodes"
+            + (f" (only {graph.self_loops} self-loops)" if graph.self_loops else "")
+            + ": there is nothing to embed"
+        )
+    return graph
