@@ -32,18 +32,41 @@ def embed(
     out: Annotated[
         Path | None, typer.Option(help="Where to write the embedding (safetensors).", show_default=False)
     ] = None,
-    manifold: Annotated[str, typer.Option(help="poincare, lorentz, euclidean, sphere or stereographic.")] = "poincare",
+    manifold: Annotated[
+        str,
+        typer.Option(help="poincare, lorentz, euclidean, sphere, stereographic, or factors: H10, H5xS5, (H2)^5."),
+    ] = "poincare",
     kappa: Annotated[
         float | None, typer.Option(help="Signed sectional curvature; default: the manifold's own.", show_default=False)
     ] = None,
-    dim: Annotated[int, typer.Option(min=1, help="Dimension of the space.")] = 5,
+    dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dimension of the space; default: what --manifold says, else 5.", show_default=False),
+    ] = None,
+    loss: Annotated[
+        str, typer.Option(help="ranking (neighbours before all others) or distortion (distances equal path lengths).")
+    ] = "ranking",
+    metric: Annotated[
+        str, typer.Option(help="Of the distortion loss: shortest_path, or precomputed where edges are distances.")
+    ] = "shortest_path",
+    learn_curvature: Annotated[
+        bool, typer.Option("--learn-curvature", help="Let the curvatures move with the points.")
+    ] = False,
     closure: Annotated[bool, typer.Option("--closure", help="Add the transitive closure of the pairs.")] = False,
     undirected: Annotated[bool, typer.Option("--undirected", help="Let each pair count in both directions.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw a picture here (png, svg or pdf).", show_default=False)
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the pairs.")] = 300,
-    learning_rate: Annotated[float, typer.Option(help="Rate per pair; falls linearly to 0.")] = 0.1,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the pairs; default: 300, distortion 60.", show_default=False)
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Falls linearly to 0; default: 0.1 per pair, distortion 0.01 of the squared mean length.",
+            show_default=False,
+        ),
+    ] = None,
     negatives: Annotated[int, typer.Option(min=1, help="Nodes drawn against each pair.")] = 50,
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs a step of the torch engine.")] = 200,
     jobs: Annotated[
@@ -64,8 +87,9 @@ def embed(
 ) -> None:
     """Embed the graph of an edge list and print how well distances give it back."""
     with _clear_errors():
-        from horosphere.embedding import GraphEmbedding, as_graph, read_edge_list
+        from horosphere.embedding import GraphEmbedding, as_graph, as_lengths, read_edge_list
         from horosphere.embedding.plot import check_ending
+        from horosphere.manifolds import dimension_of_name
 
         if out is None and plot is None:
             raise ValueError("nothing to write: name a file with --out, a picture with --plot, or both")
@@ -75,10 +99,14 @@ def embed(
                 raise FileNotFoundError(f"the folder of {path} does not exist")
         if plot is not None:
             check_ending(plot)
-        graph = as_graph(read_edge_list(edges, header=header))
+        pairs = read_edge_list(edges, header=header)
+        graph = as_lengths(pairs, metric) if loss == "distortion" else as_graph(pairs)
         model = GraphEmbedding(
-            _manifold(manifold, kappa),
-            dim,
+            manifold if kappa is None else _manifold(manifold, kappa),
+            dim or dimension_of_name(manifold) or 5,
+            loss=loss,
+            metric=metric,
+            learn_curvature=learn_curvature,
             closure=closure,
             undirected=undirected,
             n_epochs=epochs,
@@ -115,7 +143,7 @@ def evaluate(
     ] = None,
     header: Header = None,
 ) -> None:
-    """Score an embedding against an edge list: mean rank and mean average precision."""
+    """Score an embedding against an edge list: mean rank and MAP, or distortion, as it was trained."""
     with _clear_errors():
         from horosphere.embedding import GraphEmbedding, read_edge_list
 
@@ -144,12 +172,19 @@ def nearest(
 
 
 @app.command()
-def plot(file: Model, out: Annotated[Path, typer.Argument(help="The picture (png, svg or pdf).")]) -> None:
-    """Draw an embedding: the Poincare disk with geodesic edges, or the plane."""
+def plot(
+    file: Model,
+    out: Annotated[Path, typer.Argument(help="The picture (png, svg or pdf).")],
+    centre: Annotated[
+        str | None, typer.Option(help="The node in the middle; default: as the points lie.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw an embedding: the Poincare disk with geodesic edges, the plane, or a sphere."""
     with _clear_errors():
         from horosphere.embedding import GraphEmbedding
 
-        GraphEmbedding.load(file).plot(out)
+        model = GraphEmbedding.load(file)
+        model.plot(out, centre=None if centre is None else _as_in(model.nodes_, centre))
 
 
 def _version(asked: bool) -> None:
@@ -201,9 +236,21 @@ def _as_in(nodes: list, label: str) -> Any:
 
 
 def _print_scores(model: Any, scores: Any) -> None:
+    if model.loss == "distortion":
+        rows = [
+            ("manifold", str(model.manifold_)),
+            ("dimensions", f"{model.n_components_}"),
+            ("nodes", f"{scores.n_nodes:,}"),
+            ("pairs", f"{scores.n_pairs:,}"),
+            ("average distortion", f"{scores.average_distortion:.4f}"),
+            ("worst distortion", f"{scores.worst_distortion:.4g}"),
+            *([] if scores.map is None else [("MAP", f"{scores.map:.4f}")]),
+        ]
+        _print_table(None, ("distances", ""), rows)
+        return
     pairs = "transitive closure" if model.closure else "pairs as given"
     rows = [
-        ("manifold", f"{model.manifold_}, {model.n_components} dimensions"),
+        ("manifold", f"{model.manifold_}, {model.n_components_} dimensions"),
         ("nodes", f"{scores.n_nodes:,}"),
         ("edges", f"{scores.n_edges:,} ({pairs}{', both directions' if model.undirected else ''})"),
         ("mean rank", f"{scores.mean_rank:.4f}"),

@@ -169,3 +169,16 @@ def test_a_checkpoint_of_other_settings_is_refused(here):
     done = embed("--checkpoint", "state", "--quiet")
     assert done.exit_code == 1 and "belongs to another graph or to other settings" in done.stderr
     assert Path("state").exists()
+
+
+def test_distances_in_a_product_with_learned_curvatures(here):
+    Path("far.tsv").write_text("a b 1\nb c 2\nc d 1.5\nd a 1\n")
+    done = embed("--loss", "distortion", "--manifold", "H2xS2", "--learn-curvature", edges="far.tsv")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"average distortion\W+0\.\d{4}", done.stdout) and re.search(r"dimensions\W+4\b", done.stdout)
+    again = run("evaluate", "five.safetensors", "far.tsv")
+    assert again.exit_code == 0 and again.stdout == done.stdout
+    done = embed("--loss", "distortion", "--metric", "precomputed", "--manifold", "E2", edges="far.tsv")
+    assert done.exit_code == 0 and re.search(r"pairs\W+4\b", done.stdout) and "MAP" not in done.stdout
+    assert "unknown manifold 'H2xQ3'" in embed("--manifold", "H2xQ3").stderr
+    assert 'loss must be "ranking" or "distortion"' in embed("--loss", "stress").stderr
