@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 
+from horosphere.embedding.curvature import fixed, learnable
 from horosphere.embedding.fitting import fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
@@ -21,7 +22,15 @@ from horosphere.embedding.io import check_labels, load_tensors, save_tensors
 from horosphere.embedding.lengths import as_lengths, start_at_mean
 from horosphere.embedding.scores import DistortionScores, Scores, distances_to_all, distortion, reconstruction
 from horosphere.embedding.trainer import EpochInfo
-from horosphere.embedding.validation import check_arguments, check_integer, dimension_of, plain, space_of, with_edges
+from horosphere.embedding.validation import (
+    check_arguments,
+    check_integer,
+    dimension_of,
+    fitting_curvature,
+    plain,
+    space_of,
+    with_edges,
+)
 from horosphere.manifolds import manifold_from_config
 
 __all__ = ["GraphEmbedding", "NearestNodes"]
@@ -154,22 +163,21 @@ class GraphEmbedding(BaseEstimator):
         dimension = dimension_of(self.manifold, self.n_components)
         given, seed = self._read(graph), self._seed()
         rng = np.random.default_rng([seed])
+        manifold, learn = space_of(self.manifold, self.learn_curvature)
         if self.loss == "distortion":
             lengths = wanted_lengths(given, self.metric)
             _, longest, mean = lengths.extent
-            manifold, learn = space_of(self.manifold, self.learn_curvature, longest)
+            if learn:
+                manifold = fixed(manifold)
+                manifold = fitting_curvature(manifold, longest) if isinstance(self.manifold, str) else manifold
             start = start_at_mean(manifold, len(given.nodes), dimension, mean, rng)
             points, losses, manifold = fit_distances(
                 self, start, given, lengths, manifold, seed, self.checkpoint, learn=learn
             )
         else:
-            manifold, learn = space_of(self.manifold, self.learn_curvature)
-            if learn:
-                raise ValueError(
-                    'a curvature is learned with loss="distortion" only: construct the manifold with learnable=False'
-                )
-            start = near_origin(manifold, len(given.nodes), dimension, rng)
-            points, losses = fit_ranking(self, start, given, manifold, seed, self.checkpoint)
+            manifold = learnable(manifold) if self.learn_curvature else manifold
+            start = near_origin(manifold, len(given.nodes), dimension, rng).detach()
+            points, losses, manifold = fit_ranking(self, start, given, manifold, seed, self.checkpoint)
         self._set(points, given, manifold, losses, dimension)
         return self
 
@@ -203,7 +211,7 @@ class GraphEmbedding(BaseEstimator):
                 lengths = wanted_lengths(joined, self.metric, n_old)
                 points, losses, _ = fit_distances(self, start, joined, lengths, manifold, seed, None, n_old)
             else:
-                points, losses = fit_ranking(self, start, joined, manifold, seed, None, n_fixed=n_old)
+                points, losses, _ = fit_ranking(self, start, joined, manifold, seed, None, n_fixed=n_old)
         self._set(points, joined, manifold, losses, self.n_components_)
         return self
 
@@ -260,20 +268,32 @@ class GraphEmbedding(BaseEstimator):
         order = np.argsort(distances, kind="stable")[: min(k, len(self.nodes_) - 1)]
         return NearestNodes([self.nodes_[i] for i in order], distances[order])
 
-    def plot(self, path: str | os.PathLike | None = None, *, labels: bool = True):
-        """A picture of the embedding: see `horosphere.embedding.plot.disk_figure`.
+    def plot(self, path: str | os.PathLike | None = None, *, labels: bool = True, centre: Hashable | None = None):
+        """A picture of the embedding: see `horosphere.embedding.plot.figure_of`.
 
         Args:
             path: where to write it (the ending picks the format: png, svg, pdf); None: nowhere.
             labels: write the names of nodes where they fit.
+            centre: the node that an isometry takes to the middle of the picture; None: as the points lie.
 
         Returns:
             A `matplotlib.figure.Figure`.
+
+        Raises:
+            ValueError: for a node that is not in the embedding; for a manifold without a picture.
         """
         self._check_fitted()
+        if centre is not None and centre not in self._index:
+            raise ValueError(f"the node {centre!r} is not in the embedding{self._similar(centre)}")
         from horosphere.embedding.plot import figure_of, write_figure
 
-        figure = figure_of(self.embedding_, self.manifold_, self.graph_, labels=labels)
+        figure = figure_of(
+            self.embedding_,
+            self.manifold_,
+            self.graph_,
+            labels=labels,
+            centre=None if centre is None else self._index[centre],
+        )
         if path is not None:
             write_figure(figure, path)
         return figure

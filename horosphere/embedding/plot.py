@@ -1,4 +1,4 @@
-"""A picture of an embedding: the Poincare disk with geodesic edges, or the plane."""
+"""A picture of an embedding: the Poincare disk with geodesic edges, the plane, or a sphere seen from outside."""
 
 import io
 import os
@@ -11,13 +11,14 @@ import numpy as np
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import write_atomically
 
-__all__ = ["depths", "figure_of", "geodesics", "to_disk", "write_figure"]
+__all__ = ["depths", "figure_of", "geodesics", "great_circles", "to_disk", "to_globe", "write_figure"]
 
 _SAMPLES = 48  # Points on an arc: below a pixel of a chord's error in a picture of 2,000 pixels.
+_FAINT = 0.2  # How much of the far side of a sphere shines through.
 _SYNSET = re.compile(r"^(.+)\.[nvars]\.\d+$")
 
 
-def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
+def to_disk(points: np.ndarray, manifold: Any, centre: int | None = None) -> np.ndarray:
     """The points in the open unit disk, as complex numbers.
 
     Two-dimensional hyperbolic points are shown as they are, x -> sqrt(|kappa|) x. In more dimensions the points
@@ -28,6 +29,8 @@ def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
     Args:
         points: (N, D) stored numbers.
         manifold: a ball, a stereographic model of negative curvature or a hyperboloid.
+        centre: the row that an isometry (a translation along a geodesic) takes to the origin; None: none in two
+            dimensions, the centre of all points in more.
 
     Raises:
         ValueError: for another manifold, or points of fewer than two dimensions.
@@ -40,15 +43,20 @@ def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
     if dimension < 2:
         raise ValueError(f"a disk picture needs points of at least 2 dimensions, got {dimension}")
     if kind == "ball" and dimension == 2:
-        return scaled[:, 0] + 1j * scaled[:, 1]
+        z = scaled[:, 0] + 1j * scaled[:, 1]
+        return z if centre is None else (z - z[centre]) / (1 - z[centre].conj() * z)
     if kind == "hyperboloid":
         space = scaled[:, 1:]
     else:
         space = 2 * scaled / (1 - np.sum(scaled**2, axis=1, keepdims=True))
     time = np.sqrt(1 + np.sum(space**2, axis=1))
+    if centre is not None:
+        time, space = _centred(time, space, slice(centre, centre + 1))
     if dimension > 2:
-        time, space = _centred(time, space)
-        axes = np.linalg.svd(space - space.mean(axis=0), full_matrices=False)[2][:2]
+        if centre is None:
+            time, space = _centred(time, space, slice(None))
+        origin = space.mean(axis=0) if centre is None else 0.0
+        axes = np.linalg.svd(space - origin, full_matrices=False)[2][:2]
         space = space @ axes.T
         # The plane's points have time sqrt(1 + s1^2 + s2^2) once the scale is right; the scale is the norm left over.
         norm = np.sqrt(time**2 - np.sum(space**2, axis=1))
@@ -57,9 +65,9 @@ def to_disk(points: np.ndarray, manifold: Any) -> np.ndarray:
     return flat[:, 0] + 1j * flat[:, 1]
 
 
-def _centred(time: np.ndarray, space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The Lorentz boost that takes the normalised mean of the points to (1, 0)."""
-    t, s = time.mean(), space.mean(axis=0)
+def _centred(time: np.ndarray, space: np.ndarray, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """The Lorentz boost that takes the normalised mean of some of the points to (1, 0)."""
+    t, s = time[rows].mean(), space[rows].mean(axis=0)
     norm = np.sqrt(t**2 - s @ s)
     t, s = t / norm, s / norm
     along = space @ s
@@ -79,6 +87,47 @@ def geodesics(start: np.ndarray, end: np.ndarray, samples: int = _SAMPLES) -> np
     p = np.tanh(np.linspace(0, 1, samples) * np.arctanh(length)) * direction
     z = (p + a) / (1 + a.conj() * p)
     return np.stack([z.real, z.imag], axis=-1)
+
+
+def to_globe(points: np.ndarray, centre: int | None = None) -> np.ndarray:
+    """(N, 3) points of the unit sphere, turned so that a row, or the mean direction, points at the reader (axis 2).
+
+    Args:
+        points: (N, 3) stored numbers of a sphere of two dimensions.
+        centre: the row that is turned to the front; None: the mean.
+
+    Raises:
+        ValueError: for points of another dimension.
+    """
+    if points.shape[1] != 3:
+        raise ValueError(f"a picture of a sphere needs points of 2 dimensions, got {points.shape[1] - 1}")
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    to = unit.mean(axis=0) if centre is None else unit[centre]
+    norm = np.linalg.norm(to)
+    # Two half-turns make the rotation that takes the direction to axis 2 in the plane of both.
+    front = np.asarray([0.0, 0.0, 1.0])
+    to = to / norm if norm > 1e-12 else front
+    half = to + front
+    if half @ half < 1e-24:
+        return unit * [1.0, -1.0, -1.0]
+    half /= np.linalg.norm(half)
+    turned = 2 * np.outer(unit @ half, half) - unit
+    return turned * [-1.0, -1.0, 1.0]
+
+
+def great_circles(start: np.ndarray, end: np.ndarray, samples: int = _SAMPLES) -> np.ndarray:
+    """Points on the shortest great circles between unit vectors, evenly spaced: (E, samples, 3).
+
+    gamma(t) = cos(t a) x + sin(t a) w, a the angle, w the unit tangent at x towards y (of antipodes: any).
+    """
+    angle = 2 * np.arctan2(np.linalg.norm(start - end, axis=1), np.linalg.norm(start + end, axis=1))[:, None, None]
+    tangent = end - np.sum(start * end, axis=1, keepdims=True) * start
+    length = np.linalg.norm(tangent, axis=1, keepdims=True)
+    some = np.cross(start, np.eye(3)[np.argmin(np.abs(start), axis=1)])
+    some /= np.linalg.norm(some, axis=1, keepdims=True)
+    direction = np.where(length > 1e-12, tangent / np.maximum(length, 1e-300), some)
+    t = np.linspace(0, 1, samples)[:, None] * angle
+    return np.cos(t) * start[:, None] + np.sin(t) * direction[:, None]
 
 
 def depths(graph: Graph, radius: np.ndarray) -> np.ndarray:
@@ -112,18 +161,19 @@ def _spread(depth: np.ndarray, roots: list[int], neighbours: list[list[int]]) ->
                 queue.append(j)
 
 
-def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True):
+def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True, centre: int | None = None):
     """Draw nodes, edges and names.
 
     Hyperbolic spaces appear as the Poincare disk (`to_disk`), flat space as the plane of its two principal axes (two
-    dimensions: as it is). Colour is depth below the top of the hierarchy, size the number of direct children; edges are
-    the given pairs, not their closure.
+    dimensions: as it is), the two-dimensional sphere from afar, its other side faint (`to_globe`). Colour is depth
+    below the top of the hierarchy, size the number of direct children; edges are the given pairs, not their closure.
 
     Args:
         points: (N, D) stored numbers.
-        manifold: hyperbolic or Euclidean.
+        manifold: hyperbolic, Euclidean, or a sphere of two dimensions.
         graph: the given pairs.
         labels: write names, the best connected nodes first, where they fit.
+        centre: the row that an isometry takes to the middle of the picture.
 
     Returns:
         A `matplotlib.figure.Figure` with an Agg canvas; pyplot and its state are not touched.
@@ -137,12 +187,15 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle
 
-    hyperbolic = _kind(manifold) != "flat"
-    if hyperbolic:
-        z = to_disk(points, manifold)
+    kind = _kind(manifold)
+    front = np.ones(len(points), dtype=bool)
+    if kind == "sphere":
+        globe = to_globe(points, centre)
+        z, front = globe[:, 0] + 1j * globe[:, 1], globe[:, 2] >= 0
+        depth = depths(graph, -globe[:, 2])
     else:
-        z = _plane(points)
-    depth = depths(graph, np.abs(z))
+        z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
+        depth = depths(graph, np.abs(z))
     pairs = np.unique(np.sort(graph.edges, axis=1), axis=0)
     children = np.bincount(graph.edges[:, 1], minlength=len(z))
 
@@ -152,31 +205,58 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
     axes.set_axis_off()
     axes.set_aspect("equal")
     colours = colormaps["viridis"](0.95 * depth / max(1, depth.max()))
-    if hyperbolic:
-        arcs = geodesics(z[pairs[:, 0]], z[pairs[:, 1]])
+    if kind != "flat":
         axes.add_patch(Circle((0, 0), 1, facecolor="#fbfbfd", edgecolor="#3a3a44", linewidth=1.2, zorder=0))
-    else:
+    if kind == "flat":
         ends = z[pairs]
         arcs = np.stack([ends.real, ends.imag], axis=-1)
+    elif kind == "sphere":
+        arcs = great_circles(globe[pairs[:, 0]], globe[pairs[:, 1]])
+    else:
+        arcs = geodesics(z[pairs[:, 0]], z[pairs[:, 1]])
     lower = np.where(depth[pairs[:, 0]] > depth[pairs[:, 1]], pairs[:, 0], pairs[:, 1])
     alpha = float(np.clip(20 / np.sqrt(len(pairs)), 0.3, 0.8))
-    axes.add_collection(LineCollection(list(arcs), colors=colours[lower], linewidths=0.6, alpha=alpha, zorder=1))
     order = np.argsort(-depth, kind="stable")
     sizes = 5 + 5 * np.sqrt(children)
-    axes.scatter(
-        z.real[order], z.imag[order], s=sizes[order], c=colours[order], linewidths=0.3, edgecolors="white", zorder=2
-    )
-    if hyperbolic:
-        limit = 1.2 if labels else 1.02
+
+    def edges(lines, opacity):
+        axes.add_collection(LineCollection(list(lines), colors=colours[lower], linewidths=0.6, alpha=opacity, zorder=1))
+
+    def nodes(rows, opacity):
+        axes.scatter(
+            z.real[rows],
+            z.imag[rows],
+            s=sizes[rows],
+            c=colours[rows],
+            linewidths=0.3,
+            edgecolors="white",
+            alpha=opacity,
+            zorder=2,
+        )
+
+    if kind == "sphere":
+        # What is not a number is not drawn: each side of the sphere draws its part of every edge.
+        far = arcs[..., 2:] < 0
+        edges(np.where(far, arcs[..., :2], np.nan), _FAINT * alpha)
+        nodes(order[~front[order]], _FAINT)
+        edges(np.where(far, np.nan, arcs[..., :2]), alpha)
+    else:
+        edges(arcs, alpha)
+    nodes(order[front[order]], None)
+    if kind == "flat":
+        axes.margins(0.08)
+    else:
+        limit = 1.2 if labels and kind != "sphere" else 1.02
         axes.set_xlim(-limit, limit)
         axes.set_ylim(-limit, limit)
-    else:
-        axes.margins(0.08)
     if labels:
         from horosphere.embedding.labels import write_labels
 
         names = [short_name(label) for label in graph.nodes]
-        write_labels(axes, z, names, priority=np.lexsort((depth, -children)), on_disk=hyperbolic)
+        order = np.lexsort((depth, -children))
+        if centre is not None:
+            order = np.concatenate([[centre], order[order != centre]])
+        write_labels(axes, z, names, priority=order[front[order]], on_disk=kind in ("ball", "hyperboloid"))
     return figure
 
 
@@ -210,12 +290,14 @@ def write_figure(figure: Any, path: str | os.PathLike) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _plane(points: np.ndarray) -> np.ndarray:
+def _plane(points: np.ndarray, centre: int | None) -> np.ndarray:
+    if centre is not None:
+        points = points - points[centre]
     if points.shape[1] < 2:
         raise ValueError(f"a picture needs points of at least 2 dimensions, got {points.shape[1]}")
     if points.shape[1] > 2:
         centred = points - points.mean(axis=0)
-        points = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+        points = (centred if centre is None else points) @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
     return points[:, 0] + 1j * points[:, 1]
 
 
@@ -225,7 +307,7 @@ def _curvature(manifold: Any) -> float:
 
 
 def _kind(manifold: Any) -> str:
-    from horosphere.manifolds import Euclidean, Lorentz, Stereographic
+    from horosphere.manifolds import Euclidean, Lorentz, Sphere, Stereographic
 
     if isinstance(manifold, Euclidean):
         return "flat"
@@ -233,7 +315,9 @@ def _kind(manifold: Any) -> str:
         return "hyperboloid"
     if isinstance(manifold, Stereographic) and _curvature(manifold) < 0:
         return "ball"
+    if isinstance(manifold, Sphere):
+        return "sphere"
     raise ValueError(
-        f"pictures are drawn of hyperbolic (PoincareBall, Stereographic with kappa < 0, Lorentz) and Euclidean "
+        f"pictures are drawn of hyperbolic (PoincareBall, Stereographic with kappa < 0, Lorentz), Euclidean and Sphere "
         f"embeddings, not of {manifold}"
     )

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from horosphere.embedding import GraphEmbedding, as_graph
-from horosphere.embedding.plot import depths, geodesics, short_name, to_disk
-from horosphere.manifolds import Euclidean, Lorentz, PoincareBall, Sphere, Stereographic
+from horosphere.embedding.plot import depths, figure_of, geodesics, great_circles, short_name, to_disk, to_globe
+from horosphere.manifolds import Euclidean, Lorentz, PoincareBall, Sphere, Stereographic, convert
 
 TREE = [(f"n{i}.n.01", f"n{(i - 1) // 3}.n.01") for i in range(1, 40)]
 
@@ -46,6 +46,69 @@ def test_points_on_a_hyperbolic_plane_keep_their_distances():
     z = to_disk(x, PoincareBall())
     want = PoincareBall().dist(torch.from_numpy(x[:1]), torch.from_numpy(x)).numpy()
     assert disk_distance(z[0], z) == pytest.approx(want, abs=1e-8)
+
+
+@pytest.mark.parametrize("dimension", [2, 4])
+@pytest.mark.parametrize("kappa", [-1.0, -3.0])
+def test_any_node_can_be_the_centre(dimension, kappa):
+    x = random_ball(30, dimension, kappa)
+    manifold = PoincareBall(kappa=kappa)
+    z = to_disk(x, manifold, centre=7)
+    assert abs(z[7]) < 1e-12 and np.abs(z).max() < 1
+    want = np.sqrt(-kappa) * manifold.dist(torch.from_numpy(x[7]), torch.from_numpy(x)).numpy()
+    radius = 2 * np.arctanh(np.abs(z))
+    if dimension == 2:
+        assert radius == pytest.approx(want, abs=1e-9)
+        assert disk_distance(z[0], z[1]) == pytest.approx(disk_distance(*to_disk(x, manifold)[:2]), abs=1e-9)
+    else:
+        assert (radius < want + 1e-9).all()  # a projection onto a plane through the centre brings points nearer
+    lorentz = convert(torch.from_numpy(x), manifold, Lorentz(kappa)).numpy()
+    assert to_disk(lorentz, Lorentz(kappa), centre=7) == pytest.approx(z, abs=1e-7)
+
+
+def test_a_sphere_is_turned_not_bent():
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for centre, front in ((None, unit.mean(0) / np.linalg.norm(unit.mean(0))), (4, unit[4])):
+        globe = to_globe(3 * unit, centre)
+        assert globe @ globe.T == pytest.approx(unit @ unit.T, abs=1e-12)
+        assert np.linalg.det(globe[:3]) == pytest.approx(np.linalg.det(unit[:3]), abs=1e-12)
+        assert globe[:, 2] == pytest.approx(unit @ front, abs=1e-12)
+    assert to_globe(np.asarray([[0.0, 0.0, -1.0]]), 0) == pytest.approx(np.asarray([[0.0, 0.0, 1.0]]))
+
+
+def test_great_circles_are_the_shortest_way():
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x[5], x[6] = -x[11], x[10]  # antipodes, and a point twice
+    arcs = great_circles(x[:6], x[[6, 7, 8, 9, 10, 11]])
+    assert arcs[:, 0] == pytest.approx(x[:6], abs=1e-12) and arcs[:, -1] == pytest.approx(x[6:12], abs=1e-7)
+    assert np.linalg.norm(arcs, axis=-1) == pytest.approx(np.ones(arcs.shape[:2]), abs=1e-12)
+    length = np.linalg.norm(np.diff(arcs, axis=1), axis=-1).sum(1)
+    assert length == pytest.approx(np.arccos(np.clip(np.sum(x[:6] * x[6:12], axis=1), -1, 1)), rel=1e-3)
+
+
+def test_the_far_side_of_a_sphere_is_faint_and_has_no_names():
+    graph = as_graph(TREE)
+    points = np.random.default_rng(0).normal(size=(40, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    figure = figure_of(points, Sphere(), graph, centre=3)
+    far_edges, far, near_edges, near = figure.axes[0].collections
+    assert far_edges.get_alpha() < near_edges.get_alpha() and far.get_alpha() < 0.5
+    behind = to_globe(points, 3)[:, 2] < 0
+    assert (len(far.get_offsets()), len(near.get_offsets())) == (behind.sum(), 40 - behind.sum())
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert "n3" in names and not names & {f"n{graph.nodes[i][1:-5]}" for i in np.flatnonzero(behind)}
+
+
+@pytest.mark.parametrize("manifold", [PoincareBall(), Euclidean(), Sphere()], ids=str)
+def test_a_model_is_centred_by_the_name_of_a_node(manifold):
+    model = GraphEmbedding(manifold, 2, n_epochs=3, random_state=0).fit(TREE)
+    nodes = model.plot(centre="n7.n.01").axes[0].collections[-1].get_offsets()
+    assert np.linalg.norm(nodes, axis=1).min() < 1e-12
+    assert any(text.get_text() == "n7" for text in model.plot(centre="n7.n.01").axes[0].texts)
+    with pytest.raises(ValueError, match=r"'n7\.n\.1' is not in the embedding; similar: n7\.n\.01"):
+        model.plot(centre="n7.n.1")
 
 
 def test_geodesics_are_circles_at_right_angles_to_the_boundary():
@@ -104,10 +167,10 @@ def test_figure_holds_every_node_and_edge_and_labels_without_overlap(manifold, d
     assert not model.plot(labels=False).axes[0].texts
 
 
-@pytest.mark.parametrize(("manifold", "dimension"), [(Sphere(), 2), (Stereographic(kappa=1.0), 2), (PoincareBall(), 1)])
+@pytest.mark.parametrize(("manifold", "dimension"), [(Sphere(), 3), (Stereographic(kappa=1.0), 2), (PoincareBall(), 1)])
 def test_what_has_no_picture_says_so(manifold, dimension):
     model = GraphEmbedding(manifold, dimension, n_epochs=1, random_state=0).fit(TREE)
-    with pytest.raises(ValueError, match=r"pictures are drawn of|at least 2 dimensions"):
+    with pytest.raises(ValueError, match=r"pictures are drawn of|at least 2 dimensions|needs points of 2 dimensions"):
         model.plot()
 
 
