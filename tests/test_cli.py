@@ -43,6 +43,9 @@ def test_the_whole_way(here):
     done = run("nearest", "five.safetensors", "NA", "-k", 3)
     assert done.exit_code == 0 and len(re.findall(r"\d\.\d{3,}", done.stdout)) == 3
     assert run("plot", "five.safetensors", "again.svg").exit_code == 0 and Path("again.svg").exists()
+    assert run("plot", "five.safetensors", "centred.svg", "--centre", "NA").exit_code == 0
+    assert Path("centred.svg").read_bytes() != Path("again.svg").read_bytes()
+    assert "'dg' is not in the embedding" in run("plot", "five.safetensors", "c.svg", "--centre", "dg").stderr
 
 
 def test_seeds_decide_the_bytes(here):
