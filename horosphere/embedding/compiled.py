@@ -30,9 +30,11 @@ RIM = 1e-10
 MAX_DRAWS = 64
 
 _jit = numba.njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
+# Inlined, not linked: code that is linked comes out otherwise when a callee is read from the cache, and so do last bits.
+_inline = numba.njit(fastmath={"contract", "nsz"}, error_model="numpy", inline="always")
 
 
-@_jit
+@_inline
 def _next(state):
     """splitmix64 (Steele, Lea and Flood 2014): one 64-bit number; state is an array of one."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -42,13 +44,13 @@ def _next(state):
     return z ^ (z >> np.uint64(31))
 
 
-@_jit
+@_inline
 def _below(state, n):
     """A number in [0, n); n is far below 2^32, so the bias of the multiplication is below 2^-32."""
     return np.int64(((_next(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
 
 
-@_jit
+@_inline
 def _excluded_up_to(starts, excluded, u, v):
     """How many of the sorted excluded nodes of u are <= v, and whether v is one of them."""
     low, high = starts[u], starts[u + 1]
@@ -61,7 +63,7 @@ def _excluded_up_to(starts, excluded, u, v):
     return low - starts[u], low > starts[u] and excluded[low - 1] == v
 
 
-@_jit
+@_inline
 def _stranger(state, starts, excluded, u, n):
     """A node that is not excluded for u, all alike: the r-th of them is r + (how many excluded come before it)."""
     rank = _below(state, n - (starts[u + 1] - starts[u]))
@@ -75,7 +77,7 @@ def _stranger(state, starts, excluded, u, n):
     return rank + low
 
 
-@_jit
+@_inline
 def _negative(state, starts, excluded, pool, u, n):
     """From the pool, which repeats nodes for their odds, else (no pool, or only excluded nodes met) from all alike."""
     if len(pool):
@@ -86,7 +88,7 @@ def _negative(state, starts, excluded, pool, u, n):
     return _stranger(state, starts, excluded, u, n)
 
 
-@_jit
+@_inline
 def _distance(kind, c, xs, x, ys, y, lo, hi):
     """d of one part and the coefficients (a, b, e, f) of its Riemannian gradients: a x + b y at x, e y + f x at y."""
     delta2 = 0.0
@@ -117,7 +119,7 @@ def _distance(kind, c, xs, x, ys, y, lo, hi):
     return angle / root, cosine / sine, -1.0 / sine, cosine / sine, -1.0 / sine
 
 
-@_jit
+@_inline
 def _move(kind, c, xs, x, v, lo, hi):
     """x <- exp_x(v), in place."""
     v2 = 0.0

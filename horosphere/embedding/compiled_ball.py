@@ -30,9 +30,11 @@ SHORT = 24
 # Sums over coordinates may be reordered: that is what puts them into vector registers.
 _FAST = {"contract", "nsz", "reassoc"}
 _jit = numba.njit(cache=True, fastmath=_FAST, error_model="numpy")
+# Inlined, not linked: code that is linked comes out otherwise when a callee is read from the cache, and so do last bits.
+_inline = numba.njit(fastmath=_FAST, error_model="numpy", inline="always")
 
 
-@_jit
+@_inline
 def _uniform_stranger(state, starts, excluded, u, n):
     """As `compiled._stranger`, the same node for the same draw, by a walk without branches where the list is short."""
     lo, hi = starts[u], starts[u + 1]
@@ -51,7 +53,7 @@ def _uniform_stranger(state, starts, excluded, u, n):
     return rank + low
 
 
-@_jit
+@_inline
 def _tanh_over(z):
     """tanh(z) / z; below 0.01 by its series, whose first term left out is 17/315 z^6 < 6e-14."""
     if z < 0.01:
@@ -60,7 +62,7 @@ def _tanh_over(z):
     return math.tanh(z) / z
 
 
-@_jit
+@_inline
 def _step_to(table, v, root, own, j, of_own, others, k, of_other, length):
     """table[v] <- exp at table[v] of length * (of_own own[j] + of_other others[k]), in place.
 

@@ -51,7 +51,8 @@ def test_bytes_do_not_depend_on_the_process(model, tmp_path):
         f"G(n_epochs=5, closure=True, random_state=0).fit({EDGES!r}).save(sys.argv[1])"
     )
     other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    environment = {**os.environ, "PYTHONHASHSEED": other}
+    # nor on whether compiled code is made or read from the cache: this process makes it anew
+    environment = {**os.environ, "PYTHONHASHSEED": other, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code, tmp_path / "there"], check=True, env=environment)
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
