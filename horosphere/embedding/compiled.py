@@ -30,7 +30,7 @@ RIM = 1e-10
 MAX_DRAWS = 64
 
 _jit = numba.njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
-# Inlined, not linked: code that is linked comes out otherwise when a callee is read from the cache, and so do last bits.
+# Inlined, not linked: linked code differs, and its last bits, when a callee is read from the cache.
 _inline = numba.njit(fastmath={"contract", "nsz"}, error_model="numpy", inline="always")
 
 

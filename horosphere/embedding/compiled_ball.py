@@ -30,7 +30,7 @@ SHORT = 24
 # Sums over coordinates may be reordered: that is what puts them into vector registers.
 _FAST = {"contract", "nsz", "reassoc"}
 _jit = numba.njit(cache=True, fastmath=_FAST, error_model="numpy")
-# Inlined, not linked: code that is linked comes out otherwise when a callee is read from the cache, and so do last bits.
+# Inlined, not linked: linked code differs, and its last bits, when a callee is read from the cache.
 _inline = numba.njit(fastmath=_FAST, error_model="numpy", inline="always")
 
 
