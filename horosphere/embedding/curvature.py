@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from horosphere.manifolds import Lorentz, PoincareBall, Product, Sphere
+from horosphere.manifolds import Lorentz, PoincareBall, Product, Sphere, manifold_from_config
 
-__all__ = ["CurvatureSteps", "curvatures", "fixed", "with_curvatures"]
+__all__ = ["CurvatureSteps", "curvatures", "fixed", "learnable", "with_curvatures"]
 
 CURVED = (PoincareBall, Lorentz, Sphere)
 # Pairs on which the slope is taken: its sign is all that is used.
@@ -89,12 +89,33 @@ def with_curvatures(manifold, points: Tensor | None, kappas: np.ndarray):
 
 
 def fixed(manifold):
-    """The manifold with the curvatures it has now, as numbers."""
-    if type(manifold) is Product:
-        return Product(*((fixed(part), size) for part, size in zip(manifold.manifolds, manifold.sizes, strict=True)))
-    if type(manifold) in CURVED and isinstance(manifold.kappa, Tensor) and manifold.kappa.dim() == 0:
-        return type(manifold)(manifold.kappa.item())
-    return manifold
+    """The manifold with the curvatures and scales it has now, as numbers; itself where none can move."""
+    if not any(parameter.requires_grad for parameter in manifold.parameters()) or not hasattr(manifold, "config"):
+        return manifold
+    return manifold_from_config(_learning(manifold.config(), False))
+
+
+def learnable(manifold):
+    """The manifold with every curvature a parameter.
+
+    Raises ValueError where there is none.
+    """
+    moving = manifold_from_config(_learning(manifold.config(), True)) if hasattr(manifold, "config") else manifold
+    if not any(parameter.requires_grad for parameter in moving.parameters()):
+        raise ValueError(f"{manifold} has no curvature to learn")
+    return moving
+
+
+def _learning(config: dict, learn: bool) -> dict:
+    """The configuration in which curvatures are learned, or in which nothing is."""
+    changed = dict(config)
+    if "parts" in config:
+        changed["parts"] = [[_learning(part, learn), size] for part, size in config["parts"]]
+    if "base" in config:
+        changed["base"] = _learning(config["base"], learn)
+    if "kappa" in config or ("learnable" in config and not learn):
+        changed["learnable"] = learn
+    return changed
 
 
 def _parts(manifold) -> list:

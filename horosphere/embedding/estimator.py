@@ -29,6 +29,7 @@ from horosphere.embedding.validation import (
     fitting_curvature,
     plain,
     space_of,
+    warn_if_too_small,
     with_edges,
 )
 from horosphere.manifolds import manifold_from_config
@@ -160,8 +161,8 @@ class GraphEmbedding(BaseEstimator):
             TypeError: for a graph of an unknown kind.
         """
         check_arguments(self)
-        dimension = dimension_of(self.manifold, self.n_components)
         given, seed = self._read(graph), self._seed()
+        dimension = dimension_of(self.manifold, self.n_components)
         rng = np.random.default_rng([seed])
         manifold, learn = space_of(self.manifold, self.learn_curvature)
         if self.loss == "distortion":
@@ -170,6 +171,8 @@ class GraphEmbedding(BaseEstimator):
             if learn:
                 manifold = fixed(manifold)
                 manifold = fitting_curvature(manifold, longest) if isinstance(self.manifold, str) else manifold
+            else:
+                warn_if_too_small(manifold, longest)
             start = start_at_mean(manifold, len(given.nodes), dimension, mean, rng)
             points, losses, manifold = fit_distances(
                 self, start, given, lengths, manifold, seed, self.checkpoint, learn=learn
@@ -233,14 +236,14 @@ class GraphEmbedding(BaseEstimator):
         """
         self._check_fitted()
         asked = self._read(graph)
-        unknown = [label for label in asked.nodes if label not in self._index]
+        unknown = [label for label in asked.nodes if label not in self.graph_.index]
         if unknown:
             shown = ", ".join(repr(label) for label in unknown[:5])
             raise ValueError(
                 f"{len(unknown)} of {len(asked.nodes)} nodes are not in the embedding: {shown}"
                 f"{', ...' if len(unknown) > 5 else ''}{self._similar(unknown[0])}"
             )
-        where = np.asarray([self._index[label] for label in asked.nodes])
+        where = np.asarray([self.graph_.index[label] for label in asked.nodes])
         points = torch.from_numpy(self.embedding_)
         if self.loss == "distortion":
             return distortion(asked, points[torch.from_numpy(where)], self.manifold_, metric=self.metric)
@@ -259,10 +262,10 @@ class GraphEmbedding(BaseEstimator):
             ValueError: for a label that the embedding does not hold, or k < 1.
         """
         self._check_fitted()
-        if label not in self._index:
+        if label not in self.graph_.index:
             raise ValueError(f"the node {label!r} is not in the embedding{self._similar(label)}")
         check_integer("k", k, 1)
-        row = self._index[label]
+        row = self.graph_.index[label]
         (distances,) = distances_to_all(self.manifold_, torch.from_numpy(self.embedding_), np.asarray([row]))
         distances[row] = np.inf
         order = np.argsort(distances, kind="stable")[: min(k, len(self.nodes_) - 1)]
@@ -283,7 +286,7 @@ class GraphEmbedding(BaseEstimator):
             ValueError: for a node that is not in the embedding; for a manifold without a picture.
         """
         self._check_fitted()
-        if centre is not None and centre not in self._index:
+        if centre is not None and centre not in self.graph_.index:
             raise ValueError(f"the node {centre!r} is not in the embedding{self._similar(centre)}")
         from horosphere.embedding.plot import figure_of, write_figure
 
@@ -292,7 +295,7 @@ class GraphEmbedding(BaseEstimator):
             self.manifold_,
             self.graph_,
             labels=labels,
-            centre=None if centre is None else self._index[centre],
+            centre=None if centre is None else self.graph_.index[centre],
         )
         if path is not None:
             write_figure(figure, path)
@@ -359,10 +362,6 @@ class GraphEmbedding(BaseEstimator):
         self.manifold_ = manifold
         self.n_components_ = dimension
         self.loss_curve_ = losses
-
-    @property
-    def _index(self) -> dict[Hashable, int]:
-        return self.graph_.index
 
     def _seed(self) -> int:
         if isinstance(self.random_state, Integral):

@@ -23,8 +23,8 @@ DISTORTION = (60, 0.01)
 
 def fit_ranking(
     model: Any, start: Tensor, given: Graph, manifold, seed: int, checkpoint, n_fixed: int = 0
-) -> tuple[np.ndarray, list[float]]:
-    """(points, losses) of the ranking loss, see `trainer.train`."""
+) -> tuple[np.ndarray, list[float], Any]:
+    """(points, losses, manifold) of the ranking loss, see `trainer.train`."""
     pairs = given.expanded(closure=model.closure, undirected=model.undirected)
     n_epochs, rate = _defaults(model, RANKING)
     # New nodes have a neighbourhood to start in: nothing to sort out first.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from horosphere.embedding.curvature import fixed
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.losses import ranking_loss
 from horosphere.embedding.sampling import NegativeSampler, epoch_edges, epoch_rng
@@ -23,7 +24,8 @@ class TorchEngine:
         points: (n_nodes, D) float64 points of the manifold.
         pairs: the pairs to train on; every source has a node that is not its neighbour.
         graph: all true pairs, which are never drawn as negatives.
-        manifold: any `geoopt.Manifold`.
+        manifold: any `geoopt.Manifold`; parameters of it (curvatures, scales) move with the mean gradient of a batch,
+            where points move with the sum.
         schedule: the settings.
         n_fixed: rows before this one do not move.
     """
@@ -36,21 +38,34 @@ class TorchEngine:
         self._edges, self._weights = pairs.edges, pairs.weights
         self._uniform = NegativeSampler(graph.edges, n)
         self._by_degree = NegativeSampler(graph.edges, n, np.bincount(graph.edges[:, 1], minlength=n))
-        start = torch.from_numpy(points)
-        self._table = ManifoldParameter(start, manifold)
+        self._learned = [parameter for parameter in manifold.parameters() if parameter.requires_grad]
+        numbers = [np.asarray([parameter.item()]) for parameter in self._learned]
+        # One vector holds everything that changes; points and parameters are views of it.
+        self.state = np.concatenate([np.array(points).ravel(), *numbers])
+        table = torch.from_numpy(self.state[: points.size]).view(points.shape)
+        self._table = ManifoldParameter(table, manifold)
         with torch.no_grad():
             # Projecting a point of a sphere again may turn its last bit: these are on the manifold already.
-            self._table.copy_(start)
-        self._optimizer = RiemannianSGD([self._table], lr=schedule.learning_rate)
-        self.state = self._table.detach().numpy()
+            table.copy_(torch.from_numpy(points))
+            self._table.data = table
+            for i, parameter in enumerate(self._learned, start=points.size):
+                parameter.data = torch.from_numpy(self.state[i : i + 1]).view(())
+        groups = [{"params": [self._table]}] + [{"params": self._learned}] * bool(self._learned)
+        self._optimizer = RiemannianSGD(groups, lr=schedule.learning_rate)
+
+    @property
+    def manifold(self):
+        """The manifold of `points`; learned parameters are the numbers they are now."""
+        return fixed(self._table.manifold)
 
     def points(self) -> np.ndarray:
         """(n_nodes, D) float64, the points now; a view that the next epoch changes."""
-        return self.state
+        return self._table.detach().numpy()
 
     def run(self, epoch: int) -> float:
         """Train one epoch; the sum of the losses of its pairs."""
-        self._optimizer.param_groups[0]["lr"] = self._schedule.rate(epoch)
+        for group, share in zip(self._optimizer.param_groups, (1, self._schedule.batch_size), strict=False):
+            group["lr"] = self._schedule.rate(epoch) / share
         with _one_thread():
             return sum(self._step(batch) for batch in self._batches(epoch))
 
@@ -83,7 +98,9 @@ class TorchEngine:
         index = torch.from_numpy(rows)
         points = self._table.detach().index_select(0, index).requires_grad_()
         loss = ranking_loss(points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold)
-        (gradient,) = torch.autograd.grad(loss, points)
+        gradient, *slopes = torch.autograd.grad(loss, [points, *self._learned])
+        for parameter, slope in zip(self._learned, slopes, strict=True):
+            parameter.grad = slope
         first = int(np.searchsorted(rows, self._n_fixed))
         self._table.grad = torch.sparse_coo_tensor(
             index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False

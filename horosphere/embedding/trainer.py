@@ -102,7 +102,7 @@ def train(
     callbacks: Sequence[Callable[[EpochInfo], None]] = (),
     checkpoint_path: str | os.PathLike | None = None,
     checkpoint_every: int = 10,
-) -> tuple[np.ndarray, list[float]]:
+) -> tuple[np.ndarray, list[float], Any]:
     """Minimise the ranking loss of the graph's pairs by Riemannian SGD.
 
     Args:
@@ -119,7 +119,7 @@ def train(
         checkpoint_every: epochs between two writes.
 
     Returns:
-        The points and the mean loss of each epoch.
+        The points, the mean loss of each epoch, and the manifold, whose learned curvatures are numbers now.
 
     Raises:
         ValueError: the engine does not serve the manifold; a checkpoint of another run.
@@ -128,7 +128,8 @@ def train(
     work = _engine(engine, start, pairs, graph, manifold, schedule, n_fixed, n_threads)
     digest = run_digest(graph, start, schedule, manifold, n_fixed, work.name) if checkpoint_path is not None else ""
     kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
-    return _epochs(work, 1 / max(1, len(pairs.edges)), schedule, graph.nodes, callbacks, kept)
+    points, losses = _epochs(work, 1 / max(1, len(pairs.edges)), schedule, graph.nodes, callbacks, kept)
+    return points, losses, work.manifold if isinstance(work, TorchEngine) else manifold
 
 
 def train_distances(

@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from horosphere.embedding.curvature import fixed, with_curvatures
+from horosphere.embedding.curvature import curvatures, with_curvatures
 from horosphere.embedding.graph import Graph
-from horosphere.manifolds import Product, dimension_of_name, manifold_by_name
+from horosphere.manifolds import Product, Sphere, dimension_of_name, manifold_by_name
 
-__all__ = ["check_arguments", "check_integer", "dimension_of", "plain", "space_of", "with_edges"]
+__all__ = [
+    "check_arguments",
+    "check_integer",
+    "dimension_of",
+    "fitting_curvature",
+    "plain",
+    "space_of",
+    "warn_if_too_small",
+    "with_edges",
+]
 
 _CHOICES = {
     "engine": ("auto", "numba", "torch"),
@@ -53,30 +62,38 @@ def check_arguments(model: Any) -> None:
             raise TypeError(f"callbacks must be callables taking an EpochInfo, got {callback!r}")
 
 
-def space_of(manifold: Any, learn: bool, longest: float | None = None) -> tuple[Any, bool]:
-    """The manifold that an argument asks for, of fixed curvature, and whether its curvature is to be learned.
+def space_of(manifold: Any, learn: bool) -> tuple[Any, bool]:
+    """The manifold that an argument asks for, a copy, and whether a curvature is to be learned.
 
     Args:
-        manifold: a name or an object, which is copied.
+        manifold: a name or an object.
         learn: learn its curvature; a manifold with learnable=True asks for it too.
-        longest: the longest wanted distance; a space by name whose curvature is learned starts with
-            abs(kappa) = (pi / longest)^2, on the sphere half a great circle.
     """
-    named = isinstance(manifold, str)
-    space = manifold_by_name(manifold) if named else copy.deepcopy(manifold)
+    space = manifold_by_name(manifold) if isinstance(manifold, str) else copy.deepcopy(manifold)
     if not callable(getattr(space, "dist", None)) or not callable(getattr(space, "expmap", None)):
         raise TypeError(
             f"manifold must be a manifold object such as horosphere.PoincareBall(kappa=-1.0) or a name, got {space!r}"
         )
-    learn = learn or any(parameter.requires_grad for parameter in space.parameters())
-    if not learn:
-        return space, False
-    space = fixed(space)
-    if named and longest is not None:
-        parts = space.manifolds if isinstance(space, Product) else [space]
-        kappas = np.sign([part.kappa for part in parts]) * (math.pi / longest) ** 2
-        space, _ = with_curvatures(space, None, kappas)
-    return space, True
+    return space, learn or any(parameter.requires_grad for parameter in space.parameters())
+
+
+def fitting_curvature(space: Any, longest: float) -> Any:
+    """The space with abs(kappa) = (pi / longest)^2 in each curved part: on the sphere, half a great circle."""
+    return with_curvatures(space, None, np.sign(curvatures(space)) * (math.pi / longest) ** 2)[0]
+
+
+def warn_if_too_small(space: Any, longest: float) -> None:
+    """A product of spheres has a largest distance: say so where a longer one is wanted."""
+    parts = space.manifolds if isinstance(space, Product) else [space]
+    if all(type(part) is Sphere for part in parts):
+        farthest = math.sqrt(sum(math.pi**2 / float(part.kappa) for part in parts))
+        if farthest < longest:
+            warnings.warn(
+                f"no two points of {space} are farther apart than {farthest:.4g}, and the longest distance asked for "
+                f"is {longest:.4g}: pass learn_curvature=True, or spheres of smaller kappa",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def dimension_of(manifold: Any, n_components: int | None) -> int:

@@ -137,7 +137,8 @@ def test_an_unfitted_model_says_so(tmp_path):
         ({"random_state": -1}, ValueError, "random_state"),
         ({"manifold": "torus"}, ValueError, "torus.*poincare"),
         ({"manifold": 3}, TypeError, "manifold must be"),
-        ({"manifold": PoincareBall(kappa=-1.0, learnable=True)}, ValueError, "learnable=False"),
+        ({"manifold": PoincareBall(kappa=-1.0, learnable=True), "engine": "numba"}, ValueError, "fixed curvature"),
+        ({"loss": "stress"}, ValueError, 'loss must be "ranking" or "distortion"'),
         ({"callbacks": ["print"]}, TypeError, "callbacks"),
     ],
 )
