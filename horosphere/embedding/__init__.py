@@ -4,6 +4,7 @@ from horosphere.embedding.edgelist import read_edge_list
 from horosphere.embedding.estimator import GraphEmbedding, NearestNodes
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.lengths import as_lengths
+from horosphere.embedding.links import EdgeSplit, link_auc, split_edges
 from horosphere.embedding.losses import ranking_loss
 from horosphere.embedding.mds import hyperbolic_mds, hyperbolic_mds_spectrum, hyperbolic_mds_start
 from horosphere.embedding.scores import DistortionScores, Scores, distortion, reconstruction
@@ -12,6 +13,7 @@ from horosphere.embedding.trees import TreeEmbedding, embed_tree, tree_start
 
 __all__ = [
     "DistortionScores",
+    "EdgeSplit",
     "EpochInfo",
     "Graph",
     "GraphEmbedding",
@@ -25,8 +27,10 @@ __all__ = [
     "hyperbolic_mds",
     "hyperbolic_mds_spectrum",
     "hyperbolic_mds_start",
+    "link_auc",
     "ranking_loss",
     "read_edge_list",
     "reconstruction",
+    "split_edges",
     "tree_start",
 ]
