@@ -10,9 +10,9 @@ __all__ = ["ball_ranks"]
 
 @numba.njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def ball_ranks(table, sources, starts, targets, curvature):
-    """Ranks of the true targets of some sources and average precisions, as `scores.reconstruction` defines them.
+    """Ranks of the true targets of some sources, and average precisions, as `scores.reconstruction` has them.
 
-    Distances are compared by t = |x - y|^2 / (1 - c |y|^2), which grows with the distance from x: no root, no logarithm.
+    Distances are compared by t = |x - y|^2 / (1 - c |y|^2), which grows with the distance from x: no root and no log.
 
     Args:
         table: (n, D) float64 points of the ball of curvature -c.
