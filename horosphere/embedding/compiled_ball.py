@@ -100,13 +100,12 @@ def _step_to(table, v, root, own, j, of_own, others, k, of_other, length):
 
 
 @_jit
-def ball_pairs(table, first, pairs, starts, excluded, pool, pooled, count, rate, curvature, seed):
+def ball_pairs(table, first, pairs, starts, excluded, pool, count, rate, curvature, seed):
     """`compiled.ranking_pairs` on one ball: the same draws, and the same steps but those too short to see.
 
     Args:
         table: (n, D) float64 points.
         curvature: c > 0 of the ball of curvature -c, at least `LEAST_CURVATURE`.
-        pooled: how many of the ``count`` negatives are drawn from ``pool``; the others from all nodes alike.
         first, pairs, starts, excluded, pool, count, rate, seed: as in `compiled.ranking_pairs`.
     """
     size = table.shape[1]
@@ -125,10 +124,12 @@ def ball_pairs(table, first, pairs, starts, excluded, pool, pooled, count, rate,
     for row in range(len(pairs)):
         u = pairs[row, 0]
         nodes[0] = pairs[row, 1]
-        for k in range(1, pooled + 1):
-            nodes[k] = _negative(state, starts, excluded, pool, u, len(table))
-        for k in range(pooled + 1, count + 1):
-            nodes[k] = _uniform_stranger(state, starts, excluded, u, len(table))
+        if len(pool):
+            for k in range(1, count + 1):
+                nodes[k] = _negative(state, starts, excluded, pool, u, len(table))
+        else:
+            for k in range(1, count + 1):
+                nodes[k] = _uniform_stranger(state, starts, excluded, u, len(table))
         x2 = 0.0
         for i in range(size):
             source[0, i] = table[u, i]
@@ -173,11 +174,11 @@ def ball_pairs(table, first, pairs, starts, excluded, pool, pooled, count, rate,
 
 
 @numba.njit(cache=True, parallel=True, fastmath=_FAST, error_model="numpy")
-def ball_pairs_threaded(table, first, pairs, starts, excluded, pool, pooled, count, rate, curvature, seeds):
+def ball_pairs_threaded(table, first, pairs, starts, excluded, pool, count, rate, curvature, seeds):
     """`ball_pairs` with a share of the pairs a thread: see `compiled.ranking_pairs_threaded`."""
     threads, edges = len(seeds), len(pairs)
     losses = np.zeros(threads)
     for t in numba.prange(threads):
         share = pairs[edges * t // threads : edges * (t + 1) // threads]
-        losses[t] = ball_pairs(table, first, share, starts, excluded, pool, pooled, count, rate, curvature, seeds[t])
+        losses[t] = ball_pairs(table, first, share, starts, excluded, pool, count, rate, curvature, seeds[t])
     return losses.sum()

@@ -39,9 +39,6 @@ class CompiledEngine:
         manifold: one that has a `working_manifold`.
         schedule: the settings (``batch_size`` has no meaning here).
         n_fixed: rows before this one do not move.
-        n_popular: on one hyperbolic space, how many of the negatives after the burn-in are drawn by how often they are
-            targets, as in the burn-in, and not all alike. In a large hierarchy nine in ten of the nodes that come
-            between a source and its target are such nodes, and few draws among all nodes find them.
         n_threads: more than one writes the table without locks: faster, and no two runs are equal to the last bit.
     """
 
@@ -56,7 +53,6 @@ class CompiledEngine:
         schedule: Schedule,
         n_fixed: int = 0,
         n_threads: int = 1,
-        n_popular: int = 0,
     ):
         # Compiled code is loaded, or made (some ten seconds, once an installation), by whoever trains with it.
         from horosphere.embedding import compiled, compiled_ball
@@ -67,14 +63,6 @@ class CompiledEngine:
         self._edges, self._weights = pairs.edges, pairs.weights
         self._targets = np.ascontiguousarray(graph.edges[:, 1])
         self._starts, self._excluded = _excluded(graph)
-        whole = self._working
-        self._one_ball = type(whole) is PoincareBall and -whole.kappa >= compiled_ball.LEAST_CURVATURE
-        if not 0 <= n_popular <= schedule.n_negatives or (n_popular and not self._one_ball):
-            raise ValueError(
-                f"n_popular must be 0 to n_negatives = {schedule.n_negatives} on one hyperbolic space of curvature "
-                f"-{compiled_ball.LEAST_CURVATURE} or less and 0 elsewhere, got {n_popular} on {manifold}"
-            )
-        self._n_popular = n_popular
         self._given = points
         self.state = self._between(points, manifold, self._working)
         self._parts = self._describe()
@@ -92,23 +80,23 @@ class CompiledEngine:
             return 0.0
         rng = epoch_rng(self._schedule.seed, epoch)
         pairs = self._edges[epoch_edges(self._weights, rng)]
-        burning = epoch < self._schedule.burn_in
+        pool = self._targets if epoch < self._schedule.burn_in else self._targets[:0]
         seeds = rng.integers(0, 2**63, self._n_threads, dtype=np.uint64)
-        count = self._schedule.n_negatives
-        if self._one_ball:
+        whole = self._working
+        if type(whole) is PoincareBall and -whole.kappa >= self._compiled_ball.LEAST_CURVATURE:
             one, several = self._compiled_ball.ball_pairs, self._compiled_ball.ball_pairs_threaded
-            pool, parts = (self._targets, count if burning else self._n_popular), (-self._working.kappa,)
+            parts: tuple = (-whole.kappa,)
         else:
             one, several = self._compiled.ranking_pairs, self._compiled.ranking_pairs_threaded
-            pool, parts = (self._targets if burning else self._targets[:0],), self._parts
+            parts = self._parts
         return (one if self._n_threads == 1 else several)(
             self.state,
             self._n_fixed,
             pairs,
             self._starts,
             self._excluded,
-            *pool,
-            count,
+            pool,
+            self._schedule.n_negatives,
             self._schedule.rate(epoch),
             *parts,
             seeds[0] if self._n_threads == 1 else seeds,
