@@ -44,7 +44,8 @@ def embed(
         typer.Option(min=1, help="Dimension of the space; default: what --manifold says, else 5.", show_default=False),
     ] = None,
     loss: Annotated[
-        str, typer.Option(help="ranking (neighbours before all others) or distortion (distances equal path lengths).")
+        str,
+        typer.Option(help="ranking (neighbours before all others), distortion (path lengths) or cones (entailment)."),
     ] = "ranking",
     metric: Annotated[
         str, typer.Option(help="Of the distortion loss: shortest_path, or precomputed where edges are distances.")

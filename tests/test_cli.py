@@ -184,4 +184,4 @@ def test_distances_in_a_product_with_learned_curvatures(here):
     done = embed("--loss", "distortion", "--metric", "precomputed", "--manifold", "E2", edges="far.tsv")
     assert done.exit_code == 0 and re.search(r"pairs\W+4\b", done.stdout) and "MAP" not in done.stdout
     assert "unknown manifold 'H2xQ3'" in embed("--manifold", "H2xQ3").stderr
-    assert 'loss must be "ranking" or "distortion"' in embed("--loss", "stress").stderr
+    assert 'loss must be "ranking", "distortion" or "cones"' in embed("--loss", "stress").stderr

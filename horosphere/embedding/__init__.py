@@ -1,5 +1,6 @@
 """Embedding graphs and hierarchies: readers, losses, scores and the scikit-learn estimator."""
 
+from horosphere.embedding.cones import cone_excess, cone_loss
 from horosphere.embedding.edgelist import read_edge_list
 from horosphere.embedding.estimator import GraphEmbedding, NearestNodes
 from horosphere.embedding.graph import Graph, as_graph
@@ -22,6 +23,8 @@ __all__ = [
     "TreeEmbedding",
     "as_graph",
     "as_lengths",
+    "cone_excess",
+    "cone_loss",
     "distortion",
     "embed_tree",
     "hyperbolic_mds",

@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 
+from horosphere.embedding.cones import excess_to_all
 from horosphere.embedding.curvature import fixed, learnable
 from horosphere.embedding.fitting import fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
@@ -49,18 +50,18 @@ class NearestNodes(NamedTuple):
 class GraphEmbedding(BaseEstimator):
     """Points on a manifold whose geodesic distances order each node's neighbours before all others, or equal lengths.
 
-    Riemannian SGD on one of two losses. ``loss="ranking"``: sum -log( exp(-d(u, v)) / (exp(-d(u, v)) + sum_k
-    exp(-d(u, n_k))) ) over the pairs (u, v) of a graph, with negatives n_k that are never neighbours of u; weights
-    are multiplicities. ``loss="distortion"``: sum |d(u, v) / g(u, v) - 1| over all pairs of nodes, g the length of the
-    shortest path between them or a given distance; weights are lengths, directions do not count. Works on every
-    manifold of horosphere. On the CPU a seed fixes the result bit for bit (one version of torch, one kind of
-    processor).
+    Riemannian SGD on a loss. ``"ranking"``: sum -log( exp(-d(u, v)) / (exp(-d(u, v)) + sum_k exp(-d(u, n_k))) ) over
+    the pairs (u, v) of a graph, with negatives n_k that are never neighbours of u; weights are multiplicities.
+    ``"distortion"``: sum |d(u, v) / g(u, v) - 1| over all pairs of nodes, g the length of the shortest path between
+    them or a given distance; weights are lengths, directions do not count. ``"cones"``, on the ball: a child lies in
+    the entailment cone of its parent and outside those of strangers, see `cones`; the first half of the epochs ranks.
+    On the CPU a seed fixes the result bit for bit (one version of torch, one kind of processor).
 
     Args:
         manifold: a manifold object, copied by `fit`, or one of the names of `horosphere.manifolds.manifold_by_name`:
             "poincare", "lorentz", "H10", "H5xS5", "(H2)^5" and so on.
         n_components: intrinsic dimension of the points; None: what the name or the product says, else 2.
-        loss: "ranking" or "distortion".
+        loss: "ranking", "distortion", or "cones" for pairs (child, parent).
         metric: of the distortion loss: "shortest_path", or "precomputed" (as in scikit-learn) where `fit` is given the
             distances themselves: an (n, n) array, a sparse matrix or edges of the distances that are known.
         learn_curvature: let each curved part's kappa move with the points, see `curvature.CurvatureSteps` (distortion)
@@ -94,8 +95,7 @@ class GraphEmbedding(BaseEstimator):
         loss_curve_: mean loss per pair of each epoch.
 
     Source: M. Nickel and D. Kiela, Poincare embeddings for learning hierarchical representations, 2017; A. Gu et al.,
-    Learning mixed-curvature representations in product spaces, 2019; J. X. Zheng et al., Graph drawing by stochastic
-    gradient descent, 2019.
+    Learning mixed-curvature representations in product spaces, 2019.
 
     Example:
         >>> import horosphere as hs
@@ -225,8 +225,9 @@ class GraphEmbedding(BaseEstimator):
     def evaluate(self, graph: Any) -> Scores | DistortionScores:
         """How well distances give a graph back, exact over all pairs.
 
-        A ranking model: mean rank and mean average precision of the graph's pairs among all nodes of the embedding. A
-        distortion model: average and worst distortion of the graph's lengths, over the nodes of this graph.
+        Mean rank and mean average precision of the graph's pairs among all nodes of the embedding, by distance or, of
+        cones, by how far a node lies outside the others' cones; of a distortion model, average and worst distortion of
+        the graph's lengths over the nodes of this graph.
 
         Args:
             graph: as in `fit`, with the same `closure`, `undirected` and `metric`; its nodes must be in the embedding.
@@ -248,7 +249,8 @@ class GraphEmbedding(BaseEstimator):
         if self.loss == "distortion":
             return distortion(asked, points[torch.from_numpy(where)], self.manifold_, metric=self.metric)
         asked = asked.expanded(closure=self.closure, undirected=self.undirected)
-        return reconstruction(Graph(self.nodes_, where[asked.edges], asked.weights), points, self.manifold_)
+        to_all = excess_to_all if self.loss == "cones" else distances_to_all
+        return reconstruction(Graph(self.nodes_, where[asked.edges], asked.weights), points, self.manifold_, to_all)
 
     def score(self, graph: Any, y: None = None) -> float:
         """The higher the better: mean average precision in [0, 1], or minus the average distortion. See `evaluate`."""

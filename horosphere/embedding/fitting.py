@@ -24,12 +24,12 @@ DISTORTION = (60, 0.01)
 def fit_ranking(
     model: Any, start: Tensor, given: Graph, manifold, seed: int, checkpoint, n_fixed: int = 0
 ) -> tuple[np.ndarray, list[float], Any]:
-    """(points, losses, manifold) of the ranking loss, see `trainer.train`."""
+    """(points, losses, manifold) of the ranking loss or of cones, see `trainer.train`."""
     pairs = given.expanded(closure=model.closure, undirected=model.undirected)
     n_epochs, rate = _defaults(model, RANKING)
     # New nodes have a neighbourhood to start in: nothing to sort out first.
     burn_in = 0 if n_fixed else min(model.burn_in, n_epochs // 10)
-    schedule = Schedule(n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed)
+    schedule = Schedule(n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed, model.loss)
     with _run(model, n_epochs, checkpoint, n_fixed) as how:
         return train(start.numpy(), pairs, manifold, schedule, **how)
 

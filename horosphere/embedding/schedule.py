@@ -19,11 +19,18 @@ class Schedule:
     batch_size: int
     burn_in: int
     seed: int
+    loss: str = "ranking"
+
+    def cones(self, epoch: int) -> bool:
+        """Whether the epoch works on cones; the first half of such a run ranks, to sort the nodes out."""
+        return self.loss == "cones" and epoch >= self.n_epochs // 2
 
     def rate(self, epoch: int) -> float:
         if epoch < self.burn_in:
             return self.learning_rate / 10
-        return self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
+        rate = self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
+        # Angles at an apex turn fast: at the rate of distances the cones do not settle.
+        return rate / 10 if self.cones(epoch) else rate
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """How well distances reconstruct a graph: ranks, mean average precision and distortion, exact over all pairs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +74,12 @@ def distances_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
     return distances
 
 
-def reconstruction(graph: Graph, points: Tensor, manifold) -> Scores:
+def reconstruction(graph: Graph, points: Tensor, manifold, to_all: Callable = distances_to_all) -> Scores:
     """Score the points (row i: node i of the graph) against the graph's pairs.
+
+    Args:
+        graph, points, manifold: what is scored.
+        to_all: what orders the candidates, (manifold, points, rows) -> (len(rows), N) numbers, the least first.
 
     Source: M. Nickel and D. Kiela, 2017, section 4.1, "reconstruction", with exact ranks.
 
@@ -92,7 +97,7 @@ def reconstruction(graph: Graph, points: Tensor, manifold) -> Scores:
     per_block = max(1, _BLOCK // n)
     for first in range(0, len(sources), per_block):
         block = slice(first, first + per_block)
-        rows = distances_to_all(manifold, points, sources[block])
+        rows = to_all(manifold, points, sources[block])
         for u, start, end, row in zip(sources[block], starts[block], ends[block], rows, strict=True):
             true = target[start:end]
             positive = np.sort(row[true])

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from horosphere.embedding.cones import cone_loss, outside_centre
 from horosphere.embedding.curvature import fixed
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.losses import ranking_loss
@@ -66,8 +67,11 @@ class TorchEngine:
         """Train one epoch; the sum of the losses of its pairs."""
         for group, share in zip(self._optimizer.param_groups, (1, self._schedule.batch_size), strict=False):
             group["lr"] = self._schedule.rate(epoch) / share
+        cones = self._schedule.cones(epoch)
         with _one_thread():
-            return sum(self._step(batch) for batch in self._batches(epoch))
+            if cones:
+                self._move_out(torch.arange(self._n_fixed, len(self._table)))
+            return sum(self._step(batch, cones) for batch in self._batches(epoch))
 
     def _batches(self, epoch: int) -> Iterator[np.ndarray]:
         if not len(self._edges):
@@ -93,11 +97,18 @@ class TorchEngine:
         drawn[~some] = self._uniform.draw(sources[~some], count, rng)
         return drawn
 
-    def _step(self, batch: np.ndarray) -> float:
+    def _move_out(self, rows: torch.Tensor) -> None:
+        """Apexes of cones keep away from the origin."""
+        with torch.no_grad():
+            self._table[rows] = outside_centre(self._table.detach()[rows], self._table.manifold)
+
+    def _step(self, batch: np.ndarray, cones: bool) -> float:
         rows, local = np.unique(batch, return_inverse=True)
         index = torch.from_numpy(rows)
         points = self._table.detach().index_select(0, index).requires_grad_()
-        loss = ranking_loss(points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold)
+        loss = (cone_loss if cones else ranking_loss)(
+            points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold
+        )
         gradient, *slopes = torch.autograd.grad(loss, [points, *self._learned])
         for parameter, slope in zip(self._learned, slopes, strict=True):
             parameter.grad = slope
@@ -106,6 +117,8 @@ class TorchEngine:
             index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False
         )
         self._optimizer.step()
+        if cones:
+            self._move_out(index[first:])
         return loss.item()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from horosphere.embedding.compiled_engine import CompiledEngine, working_manifold
+from horosphere.embedding.cones import check_cones
 from horosphere.embedding.distortion_engine import DistortionEngine
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import load_tensors, save_tensors
@@ -194,7 +195,11 @@ def _engine_name(name: str, manifold) -> str:
 
 
 def _engine(name: str, start, pairs, graph, manifold, schedule, n_fixed, n_threads) -> TorchEngine | CompiledEngine:
-    if _engine_name(name, manifold) == "torch":
+    if schedule.loss == "cones":
+        check_cones(manifold)
+        if name == "numba":
+            raise ValueError('engine="numba" has no cones: use engine="torch"')
+    if schedule.loss == "cones" or _engine_name(name, manifold) == "torch":
         return TorchEngine(start, pairs, graph, manifold, schedule, n_fixed)
     return CompiledEngine(start, pairs, graph, manifold, schedule, n_fixed, n_threads)
 

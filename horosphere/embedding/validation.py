@@ -25,7 +25,7 @@ __all__ = [
 
 _CHOICES = {
     "engine": ("auto", "numba", "torch"),
-    "loss": ("ranking", "distortion"),
+    "loss": ("ranking", "distortion", "cones"),
     "metric": ("shortest_path", "precomputed"),
 }
 
@@ -42,12 +42,12 @@ def check_arguments(model: Any) -> None:
         if value not in choices:
             shown = ", ".join(f'"{choice}"' for choice in choices[:-1])
             raise ValueError(f'{name} must be {shown} or "{choices[-1]}", got {value!r}')
-    if model.loss == "ranking" and model.metric != "shortest_path":
-        raise ValueError('metric="precomputed" is for loss="distortion": the ranking loss wants edges, not distances')
+    if model.loss != "distortion" and model.metric != "shortest_path":
+        raise ValueError('metric="precomputed" is for loss="distortion": other losses want edges, not distances')
     if model.loss == "distortion" and model.closure:
         raise ValueError(
-            'closure=True is for loss="ranking": in the closure every ancestor would be at distance 1; the distortion '
-            "loss takes the paths of the graph as it is given"
+            "closure=True is for the other losses: in the closure every ancestor would be at distance 1, and the "
+            "distortion loss takes the paths of the graph as it is given"
         )
     rate = model.learning_rate
     if rate is not None:

@@ -224,9 +224,9 @@ def test_matrices_that_are_no_distances_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "stress"}, 'loss must be "ranking" or "distortion"'),
+        ({"loss": "stress"}, 'loss must be "ranking", "distortion" or "cones"'),
         ({"metric": "matrix"}, 'metric must be "shortest_path" or "precomputed"'),
-        ({"loss": "ranking", "metric": "precomputed"}, "ranking loss wants edges"),
+        ({"loss": "ranking", "metric": "precomputed"}, "other losses want edges"),
         ({"closure": True}, "closure=True is for"),
         ({"manifold": "H3", "n_components": 4}, "H3 has 3 dimensions, and n_components is 4"),
     ],

@@ -1,0 +1,72 @@
+"""Entailment cones: an ancestor's cone holds its descendants."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from horosphere._numerics import safe_sqrt
+from horosphere.manifolds import PoincareBall
+
+__all__ = ["APERTURE", "MARGIN", "check_cones", "cone_excess", "cone_loss", "excess_to_all", "outside_centre"]
+
+# K and gamma of the source.
+APERTURE, MARGIN = 0.1, 0.01
+# Cones have their apex outside this radius of the unit ball, where K (1 - r^2) / r = 1.
+INNER = 2 * APERTURE / (1 + math.sqrt(1 + 4 * APERTURE**2))
+
+
+def check_cones(manifold) -> None:
+    """Raise ValueError for anything but a ball of fixed curvature."""
+    if type(manifold) is not PoincareBall or not isinstance(manifold.kappa, float):
+        raise ValueError(f'loss="cones" is for PoincareBall of fixed curvature ("poincare"), not {manifold}')
+
+
+def cone_excess(parents: Tensor, children: Tensor) -> Tensor:
+    r"""Angle by which a child lies outside its parent's cone, negative inside; points (..., D) of the unit ball.
+
+    .. math:: \Xi(x, y) - \psi(x), \quad \psi(x) = \arcsin(K (1 - |x|^2) / |x|)
+
+    with Xi the angle at x between the geodesics from the origin, continued, and to y. A cone is as wide as it can be
+    while every cone with its apex inside lies inside.
+
+    Source: O. Ganea, G. Becigneul and T. Hofmann, Hyperbolic entailment cones for learning hierarchical embeddings,
+    2018, equations 26 and 28.
+    """
+    x2, y2 = (parents**2).sum(-1), (children**2).sum(-1)
+    xy = (parents * children).sum(-1)
+    # The source's arccos has an infinite slope at 0; the other side of its triangle, squared, is
+    # |x|^2 |x - y|^2 (1 + |x|^2 |y|^2 - 2 <x, y>) - along^2 = (1 - |x|^2)^2 (|x|^2 |y|^2 - <x, y>^2).
+    along = xy * (1 + x2) - x2 * (1 + y2)
+    across = (1 - x2) * safe_sqrt((x2 * y2 - xy**2).clamp(min=0))
+    half_width = torch.asin((APERTURE * (1 - x2) / safe_sqrt(x2)).clamp(max=1 - 1e-9))
+    return torch.atan2(across, along) - half_width
+
+
+def cone_loss(points: Tensor, index: Tensor, manifold) -> Tensor:
+    """sum_b E(v_b0, u_b) + sum_k max(0, gamma - E(v_bk, u_b)), E = max(0, `cone_excess`): the child u lies in the cone
+    of its parent and outside those of strangers.
+
+    Args:
+        points: (R, D) points of a PoincareBall.
+        index: (B, 2 + K) rows of `points`: the child u, its parent, K nodes that are no parents of it.
+        manifold: the ball.
+    """
+    unit = points * math.sqrt(-manifold.kappa)
+    chosen = unit[index]
+    energy = cone_excess(chosen[:, 1:], chosen[:, :1]).clamp(min=0)
+    return energy[:, 0].sum() + (MARGIN - energy[:, 1:]).clamp(min=0).sum()
+
+
+def outside_centre(points: Tensor, manifold) -> Tensor:
+    """Points with those nearer the origin than a cone's apex can be moved out along their radius."""
+    radius = INNER / math.sqrt(-manifold.kappa)
+    norm = points.norm(dim=-1, keepdim=True)
+    return torch.where(norm < radius, points * (radius / norm.clamp(min=1e-300)), points)
+
+
+def excess_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
+    """(len(rows), N) angles by which the given rows lie outside the cone of every point."""
+    unit = points * math.sqrt(-manifold.kappa)
+    return cone_excess(unit, unit[torch.from_numpy(rows)].unsqueeze(1)).numpy()
