@@ -4,7 +4,6 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Hashable, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -12,15 +11,14 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
 
 from horosphere.embedding.cones import excess_to_all
 from horosphere.embedding.curvature import fixed, learnable
-from horosphere.embedding.fitting import fit_distances, fit_ranking, wanted_lengths
+from horosphere.embedding.fitting import first_points, fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
 from horosphere.embedding.io import check_labels, load_tensors, save_tensors
-from horosphere.embedding.lengths import as_lengths, start_at_mean
+from horosphere.embedding.lengths import as_lengths
 from horosphere.embedding.scores import DistortionScores, Scores, distances_to_all, distortion, reconstruction
 from horosphere.embedding.trainer import EpochInfo
 from horosphere.embedding.validation import (
@@ -29,6 +27,7 @@ from horosphere.embedding.validation import (
     dimension_of,
     fitting_curvature,
     plain,
+    seed_of,
     space_of,
     warn_if_too_small,
     with_edges,
@@ -69,6 +68,8 @@ class GraphEmbedding(BaseEstimator):
             manifold by name starts from a curvature that fits the longest length.
         closure: train and score on the transitive closure of the pairs (child, parent).
         undirected: let each pair count in both directions.
+        init: where the points start: "random" (near the origin; distances: the wanted mean apart),
+            "mds" (`hyperbolic_mds_start`), "tree" (`tree_start`), or an array (n_nodes, stored numbers).
         n_epochs: passes over the pairs; None: 300 of the ranking loss, 60 of the distortion loss.
         learning_rate: of the ranking loss: rate per pair (batch losses are summed), see `schedule.Schedule`; of the
             distortion loss: in units of the squared mean length, see `schedule.DistortionSchedule`. None: 0.1 and 0.01.
@@ -115,6 +116,7 @@ class GraphEmbedding(BaseEstimator):
         learn_curvature: bool = False,
         closure: bool = False,
         undirected: bool = False,
+        init: Any = "random",
         n_epochs: int | None = None,
         learning_rate: float | None = None,
         n_negatives: int = 50,
@@ -135,6 +137,7 @@ class GraphEmbedding(BaseEstimator):
         self.learn_curvature = learn_curvature
         self.closure = closure
         self.undirected = undirected
+        self.init = init
         self.n_epochs = n_epochs
         self.learning_rate = learning_rate
         self.n_negatives = n_negatives
@@ -161,7 +164,7 @@ class GraphEmbedding(BaseEstimator):
             TypeError: for a graph of an unknown kind.
         """
         check_arguments(self)
-        given, seed = self._read(graph), self._seed()
+        given, seed = self._read(graph), seed_of(self.random_state)
         dimension = dimension_of(self.manifold, self.n_components)
         rng = np.random.default_rng([seed])
         manifold, learn = space_of(self.manifold, self.learn_curvature)
@@ -173,13 +176,13 @@ class GraphEmbedding(BaseEstimator):
                 manifold = fitting_curvature(manifold, longest) if isinstance(self.manifold, str) else manifold
             else:
                 warn_if_too_small(manifold, longest)
-            start = start_at_mean(manifold, len(given.nodes), dimension, mean, rng)
+            start = first_points(self.init, given, manifold, dimension, rng, self.metric, mean)
             points, losses, manifold = fit_distances(
                 self, start, given, lengths, manifold, seed, self.checkpoint, learn=learn
             )
         else:
             manifold = learnable(manifold) if self.learn_curvature else manifold
-            start = near_origin(manifold, len(given.nodes), dimension, rng).detach()
+            start = first_points(self.init, given, manifold, dimension, rng, self.metric).detach()
             points, losses, manifold = fit_ranking(self, start, given, manifold, seed, self.checkpoint)
         self._set(points, given, manifold, losses, dimension)
         return self
@@ -204,7 +207,7 @@ class GraphEmbedding(BaseEstimator):
         losses: list[float] = []
         points = self.embedding_
         if n_new:
-            seed = self._seed()
+            seed = seed_of(self.random_state)
             # The number of old nodes sets the draws of one addition apart from those of the next.
             rng = np.random.default_rng([seed, n_old])
             fresh = near_origin(manifold, n_new, self.n_components_, rng)
@@ -365,11 +368,6 @@ class GraphEmbedding(BaseEstimator):
         self.n_components_ = dimension
         self.loss_curve_ = losses
 
-    def _seed(self) -> int:
-        if isinstance(self.random_state, Integral):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
-
     def _check_fitted(self) -> None:
         if not hasattr(self, "embedding_"):
             raise NotFittedError("this GraphEmbedding is not fitted yet: call fit(graph) or GraphEmbedding.load(path)")
@@ -387,6 +385,7 @@ _SAVED = (
     "learn_curvature",
     "closure",
     "undirected",
+    "init",
     "n_epochs",
     "learning_rate",
     "n_negatives",

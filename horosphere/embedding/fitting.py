@@ -6,19 +6,50 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from joblib import effective_n_jobs
 from torch import Tensor
 
 from horosphere.embedding.graph import Graph
-from horosphere.embedding.lengths import Lengths
+from horosphere.embedding.initialise import ambient_dim, near_origin
+from horosphere.embedding.lengths import Lengths, start_at_mean
+from horosphere.embedding.mds import hyperbolic_mds_start
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.trainer import EpochInfo, train, train_distances
+from horosphere.embedding.trees import tree_start
 
-__all__ = ["fit_distances", "fit_ranking", "wanted_lengths"]
+__all__ = ["first_points", "fit_distances", "fit_ranking", "wanted_lengths"]
 
 # What n_epochs and learning_rate are where they are left open.
 RANKING = (300, 0.1)
 DISTORTION = (60, 0.01)
+
+
+def first_points(
+    init: Any, graph: Graph, manifold, dimension: int, rng: np.random.Generator, metric: str, mean: float | None = None
+) -> Tensor:
+    """Where the points start, (n_nodes, stored numbers) float64; ``mean``: the wanted mean distance, if there is one.
+
+    Raises:
+        ValueError: an array of another shape; "mds" or "tree" on a manifold that is not hyperbolic; "mds" where a pair
+            has no distance.
+    """
+    if isinstance(init, str):
+        if init == "tree":
+            return tree_start(graph, manifold, dimension, rng)
+        if init == "mds":
+            distances = Lengths(graph, metric).rows(np.arange(len(graph.nodes)))
+            if not np.isfinite(distances).all():
+                raise ValueError('init="mds" needs a distance of every pair: some have none; take "random" or "tree"')
+            return hyperbolic_mds_start(distances, manifold, dimension, rng)
+        if mean is None:
+            return near_origin(manifold, len(graph.nodes), dimension, rng)
+        return start_at_mean(manifold, len(graph.nodes), dimension, mean, rng)
+    points = torch.as_tensor(np.asarray(init, dtype=np.float64))
+    shape = (len(graph.nodes), ambient_dim(manifold, dimension))
+    if tuple(points.shape) != shape:
+        raise ValueError(f"init must have the shape (n_nodes, stored numbers) = {shape}, got {tuple(points.shape)}")
+    return manifold.projx(points)
 
 
 def fit_ranking(
@@ -48,7 +79,11 @@ def fit_distances(
 ) -> tuple[np.ndarray, list[float], Any]:
     """(points, losses, manifold) of the distortion loss, see `trainer.train_distances`."""
     n_epochs, rate = _defaults(model, DISTORTION)
-    schedule = DistortionSchedule(n_epochs, rate, int(model.batch_size), seed, model.metric, learn, *lengths.extent)
+    # A start that was chosen, or old neighbours that stay, would be lost in the first throws of the stress.
+    settled = (not isinstance(model.init, str) or model.init != "random",)
+    schedule = DistortionSchedule(
+        n_epochs, rate, int(model.batch_size), seed, model.metric, learn, *lengths.extent, *settled
+    )
     with _run(model, n_epochs, checkpoint, n_fixed) as how:
         return train_distances(start.numpy(), given, lengths, manifold, schedule, **how)
 

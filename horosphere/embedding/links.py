@@ -58,7 +58,7 @@ def split_edges(graph: Any, validation: float = 0.05, test: float = 0.1, *, rand
     n = len(given.nodes)
     strangers = _strangers(edges @ np.asarray([n, 1]), n, sum(held), rng)
     kept = np.sort(order[sum(held) :])
-    train = Graph(given.nodes, edges[kept], weights[kept], given.self_loops, False).both_directions()
+    train = Graph(given.nodes, edges[kept], weights[kept], directed=False).both_directions()
     return EdgeSplit(
         train,
         edges[order[: held[0]]],

@@ -39,7 +39,8 @@ class DistortionSchedule:
 
     The first epochs (20, or half of all) step on the stress (d / g - 1)^2 and leave the start behind: eta falls
     geometrically from longest^2, where every step closes its gap, to shortest^2 / 10 (Zheng, Pawar and Goodman, 2019).
-    The others step on |d / g - 1|, eta falling linearly to 0 from ``learning_rate`` mean^2.
+    A start worth keeping (``settled``) goes without them. The others step on |d / g - 1|, eta falling linearly to 0
+    from ``learning_rate`` mean^2.
     """
 
     n_epochs: int
@@ -51,10 +52,11 @@ class DistortionSchedule:
     shortest: float
     longest: float
     mean: float
+    settled: bool = False
 
     @property
     def stress_epochs(self) -> int:
-        return min(20, self.n_epochs // 2)
+        return 0 if self.settled else min(20, self.n_epochs // 2)
 
     def rate(self, epoch: int) -> float:
         """eta of `compiled.distortion_pairs`, in units of length squared."""

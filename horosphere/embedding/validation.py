@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
 from horosphere.embedding.curvature import curvatures, with_curvatures
 from horosphere.embedding.graph import Graph
@@ -18,6 +19,7 @@ __all__ = [
     "dimension_of",
     "fitting_curvature",
     "plain",
+    "seed_of",
     "space_of",
     "warn_if_too_small",
     "with_edges",
@@ -37,6 +39,8 @@ def check_arguments(model: Any) -> None:
             continue
         check_integer(name, getattr(model, name), 1)
     check_integer("burn_in", model.burn_in, 0)
+    if isinstance(model.init, str) and model.init not in ("random", "mds", "tree"):
+        raise ValueError(f'init must be "random", "mds", "tree" or an array of points, got {model.init!r}')
     for name, choices in _CHOICES.items():
         value = getattr(model, name)
         if value not in choices:
@@ -112,8 +116,15 @@ def dimension_of(manifold: Any, n_components: int | None) -> int:
     return int(n_components or said or 2)
 
 
+def seed_of(random_state: Any) -> int:
+    """The number that decides a run; of None or a RandomState another one each time."""
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
 def plain(value: Any) -> bool | int | float | str | None:
-    """A constructor argument as JSON keeps it; a RandomState cannot be kept and becomes None."""
+    """A constructor argument as JSON keeps it; a RandomState or an array cannot be kept and becomes None."""
     value = value.item() if isinstance(value, np.generic) else value
     return value if isinstance(value, bool | int | float | str) else None
 

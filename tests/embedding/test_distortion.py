@@ -263,3 +263,24 @@ def test_a_start_has_the_wanted_mean_distance(manifold, size):
     start = start_at_mean(manifold, 200, dimension, 1.2, np.random.default_rng(0))
     assert start.shape == (200, size)
     assert manifold.dist(start[:100], start[100:]).mean().item() == pytest.approx(1.2, rel=0.15)
+
+
+@pytest.mark.parametrize("init", ["mds", "tree"])
+def test_a_constructed_start_is_kept_and_improved(init):
+    one = fitted(manifold="H2", init=init, n_epochs=1, learning_rate=1e-9).evaluate(TREE).average_distortion
+    done = fitted(manifold="H2", init=init, n_epochs=40).evaluate(TREE).average_distortion
+    assert done < 0.8 * one and done < 0.15
+    assert GraphEmbedding("H2", init=init, n_epochs=5, random_state=0).fit(TREE).embedding_.shape == (31, 3)
+
+
+def test_given_points_are_a_start():
+    start = np.random.default_rng(0).normal(size=(31, 2))
+    model = fitted(manifold="E2", init=start, n_epochs=1, learning_rate=1e-12)
+    np.testing.assert_allclose(model.embedding_, start, atol=1e-9)
+    for init, message in (
+        (start[:-1], r"\(31, 2\), got \(30, 2\)"),
+        ("spectral", "init must be"),
+        ("mds", "hyperbolic"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fitted(manifold="E2", init=init)
