@@ -55,6 +55,9 @@ def embed(
     ] = False,
     closure: Annotated[bool, typer.Option("--closure", help="Add the transitive closure of the pairs.")] = False,
     undirected: Annotated[bool, typer.Option("--undirected", help="Let each pair count in both directions.")] = False,
+    init: Annotated[
+        str, typer.Option(help="Where the points start: random, mds or tree (hyperbolic spaces).")
+    ] = "random",
     plot: Annotated[
         Path | None, typer.Option(help="Also draw a picture here (png, svg or pdf).", show_default=False)
     ] = None,
@@ -110,6 +113,7 @@ def embed(
             learn_curvature=learn_curvature,
             closure=closure,
             undirected=undirected,
+            init=init,
             n_epochs=epochs,
             learning_rate=learning_rate,
             n_negatives=negatives,

@@ -277,18 +277,11 @@ class GraphEmbedding(BaseEstimator):
         return NearestNodes([self.nodes_[i] for i in order], distances[order])
 
     def plot(self, path: str | os.PathLike | None = None, *, labels: bool = True, centre: Hashable | None = None):
-        """A picture of the embedding: see `horosphere.embedding.plot.figure_of`.
+        """A picture of the embedding, a `matplotlib.figure.Figure`: see `horosphere.embedding.plot.disk_figure`.
 
         Args:
             path: where to write it (the ending picks the format: png, svg, pdf); None: nowhere.
             labels: write the names of nodes where they fit.
-            centre: the node that an isometry takes to the middle of the picture; None: as the points lie.
-
-        Returns:
-            A `matplotlib.figure.Figure`.
-
-        Raises:
-            ValueError: for a node that is not in the embedding; for a manifold without a picture.
         """
         self._check_fitted()
         if centre is not None and centre not in self.graph_.index:
@@ -340,7 +333,9 @@ class GraphEmbedding(BaseEstimator):
         tensors, about = load_tensors(path, _KIND)
         try:
             manifold = manifold_from_config(about["manifold"])
-            model = cls(manifold=manifold, **about["parameters"])
+            # A start that was an array is not kept.
+            kept = {name: value for name, value in about["parameters"].items() if name != "init" or value is not None}
+            model = cls(manifold=manifold, **kept)
             edges = tensors["edges"].astype(np.int64)
             graph = Graph(about["nodes"], edges, tensors["weights"], about["self_loops"])
             embedding, dimension = tensors["embedding"], int(about["dimension"])

@@ -79,7 +79,7 @@ def fit_distances(
 ) -> tuple[np.ndarray, list[float], Any]:
     """(points, losses, manifold) of the distortion loss, see `trainer.train_distances`."""
     n_epochs, rate = _defaults(model, DISTORTION)
-    # A start that was chosen, or old neighbours that stay, would be lost in the first throws of the stress.
+    # A start that was chosen would be lost in the first throws of the stress.
     settled = (not isinstance(model.init, str) or model.init != "random",)
     schedule = DistortionSchedule(
         n_epochs, rate, int(model.batch_size), seed, model.metric, learn, *lengths.extent, *settled

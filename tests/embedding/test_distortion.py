@@ -273,10 +273,12 @@ def test_a_constructed_start_is_kept_and_improved(init):
     assert GraphEmbedding("H2", init=init, n_epochs=5, random_state=0).fit(TREE).embedding_.shape == (31, 3)
 
 
-def test_given_points_are_a_start():
+def test_given_points_are_a_start(tmp_path):
     start = np.random.default_rng(0).normal(size=(31, 2))
     model = fitted(manifold="E2", init=start, n_epochs=1, learning_rate=1e-12)
     np.testing.assert_allclose(model.embedding_, start, atol=1e-9)
+    model.save(tmp_path / "m")
+    assert GraphEmbedding.load(tmp_path / "m").init == "random"
     for init, message in (
         (start[:-1], r"\(31, 2\), got \(30, 2\)"),
         ("spectral", "init must be"),
