@@ -1,6 +1,7 @@
 """Run an operation's tests, then measure it beside its peers; figures go to benchmarks/results/ as JSON and text.
 
     python benchmarks/run.py distance nearest [--rounds 30] [--threads 1] [--geoopt 2]
+    python benchmarks/run.py training --threads 1 --rounds 15 --wordnet /usr/share/wordnet
 
 Contenders alternate within one process, so that they share whatever else the machine does; minima and medians of wall
 time are printed, and of the process's CPU time, which other programs disturb less. Bars compare minima of wall time.
@@ -18,11 +19,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from peers import PeerMissing, geomstats_distances, hypll_distances, versions
+from tables import Bar, Contender, Table
+from training import training_tables
 
 import horosphere as hs
 from horosphere.manifolds._geoopt import geoopt
@@ -31,35 +35,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 
 
-class Contender(NamedTuple):
-    """Something to time: called once a round, in every round or in the first ``rounds``."""
-
-    name: str
-    call: Callable[[], object]
-    rounds: int | None = None
-
-
-class Bar(NamedTuple):
-    """The time of ``name`` is at most ``limit`` times that of ``baseline``."""
-
-    name: str
-    baseline: str
-    limit: float
-
-
-class Table(NamedTuple):
-    """One side-by-side measurement."""
-
-    title: str
-    contenders: list[Contender]
-    bars: list[Bar]
-
-
 class Operation(NamedTuple):
     """What is measured, and the tests that must pass before."""
 
     tests: list[str]
-    tables: Callable[[argparse.Namespace], list[Table]]
+    tables: Callable[[argparse.Namespace], Iterable[Table]]
 
 
 def ball_points(n: int, d: int) -> torch.Tensor:
@@ -103,6 +83,12 @@ def distance_tables(options: argparse.Namespace) -> list[Table]:
             contenders.append(Contender("geoopt, broadcast", lambda x=x: theirs.dist(x[:, None], x), options.geoopt))
             bars += [Bar("cdist", "geoopt, broadcast", 1 / 10)]
             bars += [Bar("cdist inside torch.compile", "geoopt, broadcast", 1 / 30)]
+        for name, peer in (("hypll", hypll_distances), ("geomstats, broadcast", geomstats_distances)):
+            if d == 10 and options.geoopt:
+                try:
+                    contenders.append(Contender(name, peer(x), options.geoopt))
+                except PeerMissing as missing:
+                    print(missing, file=sys.stderr)
         tables.append(Table(f"distance matrix, ball, float32, n = {n}, d = {d}", contenders, bars))
     return tables
 
@@ -138,6 +124,9 @@ def nearest_tables(options: argparse.Namespace) -> list[Table]:
 OPERATIONS = {
     "distance": Operation(["tests/kernels/test_sqdist.py"], distance_tables),
     "nearest": Operation(["tests/kernels/test_nearest.py"], nearest_tables),
+    "training": Operation(
+        ["tests/embedding/test_engines.py", "tests/embedding/test_compiled_ball.py"], training_tables
+    ),
 }
 
 
@@ -180,20 +169,25 @@ def describe(options: argparse.Namespace) -> dict:
         "device": f"CPU, {model}, {options.threads} threads",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "geoopt": geoopt.__version__,
+        **versions(),
         "horosphere": hs.__version__,
     }
 
 
 def report(table: Table, times: dict[str, dict]) -> tuple[list[str], bool]:
     """Lines of text, and whether all bars hold."""
+    if not times:
+        return [table.title, *table.notes], table.held
     first = table.contenders[0].name
-    lines = [table.title, f"  {'':32s} min ms  median  CPU ms  times the first"]
+    speed = "  pairs/s" if table.pairs else ""
+    lines = [table.title, f"  {'':32s} min ms  median  CPU ms  times the first{speed}"]
     for name, t in times.items():
         ratio, ratio_cpu = t["min_ms"] / times[first]["min_ms"], t["min_cpu_ms"] / times[first]["min_cpu_ms"]
         figures = f"{t['min_ms']:7.1f} {t['median_ms']:7.1f} {t['min_cpu_ms']:7.1f}"
-        lines.append(f"  {name:32s}{figures}  {ratio:.2f} (CPU {ratio_cpu:.2f})")
-    good = True
+        speed = f"  {1e3 * table.pairs / t['min_ms']:.0f}" if table.pairs else ""
+        lines.append(f"  {name:32s}{figures}  {ratio:.2f} (CPU {ratio_cpu:.2f}){speed}")
+    lines += table.notes
+    good = table.held
     for bar in table.bars:
         ratio = times[bar.name]["min_ms"] / times[bar.baseline]["min_ms"]
         good = good and ratio <= bar.limit
@@ -209,6 +203,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--points", type=int, default=4000, help="n of the distance matrix")
     parser.add_argument("--geoopt", type=int, default=2, help="rounds of geoopt's broadcast, which takes 3 GB; 0: none")
+    parser.add_argument(
+        "--wordnet", metavar="FOLDER", help="WordNet's database files; without it training is on mammals"
+    )
+    parser.add_argument("--synsets", type=int, default=250, help="drawn for the precision of all trainings")
+    parser.add_argument("--passes", type=int, default=10, help="over their pairs")
+    parser.add_argument("--whole-passes", type=int, default=1, help="over all pairs, ours and the rival's; 0: none")
     options = parser.parse_args()
     unknown = set(options.operations) - set(OPERATIONS)
     if unknown:
@@ -224,17 +224,19 @@ def main() -> int:
             return 2
         about = describe(options)
         lines, found = [", ".join(f"{key} {value}" for key, value in about.items())], []
+        print(lines[0])
         for table in operation.tables(options):
             times = measure(table, options.rounds)
             text, good = report(table, times)
             all_good = all_good and good
             lines += text
-            found.append({"title": table.title, "times": times, "bars": [b._asdict() for b in table.bars]})
-        print("\n".join(lines))
-        (RESULTS / f"{name}.json").write_text(
-            json.dumps({**about, "tests": "passed", "tables": found}, indent=1) + "\n"
-        )
-        (RESULTS / f"{name}.txt").write_text("\n".join(lines) + "\n")
+            print("\n".join(text), flush=True)
+            bars = [b._asdict() for b in table.bars]
+            found.append({"title": table.title, "times": times, "bars": bars, "details": table.details})
+            # After every table: what is measured so far outlives a run that is cut short.
+            everything = {**about, "tests": "passed", "tables": found}
+            (RESULTS / f"{name}.json").write_text(json.dumps(everything, indent=1) + "\n")
+            (RESULTS / f"{name}.txt").write_text("\n".join(lines) + "\n")
     return 0 if all_good else 1
 
 
