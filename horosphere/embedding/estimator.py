@@ -277,11 +277,15 @@ class GraphEmbedding(BaseEstimator):
         return NearestNodes([self.nodes_[i] for i in order], distances[order])
 
     def plot(self, path: str | os.PathLike | None = None, *, labels: bool = True, centre: Hashable | None = None):
-        """A picture of the embedding, a `matplotlib.figure.Figure`: see `horosphere.embedding.plot.disk_figure`.
+        """A picture of the embedding, a `matplotlib.figure.Figure`: see `horosphere.embedding.plot.figure_of`.
 
         Args:
             path: where to write it (the ending picks the format: png, svg, pdf); None: nowhere.
             labels: write the names of nodes where they fit.
+            centre: the node that an isometry takes to the middle of the picture; None: as the points lie.
+
+        Raises:
+            ValueError: for a node that is not in the embedding; for a manifold without a picture.
         """
         self._check_fitted()
         if centre is not None and centre not in self.graph_.index:
