@@ -128,7 +128,7 @@ def draw(curve: list[dict], exact: dict, path: Path) -> None:
     figure.savefig(path)
 
 
-def main(folder: Path, recipe: Recipe) -> int:
+def main(folder: Path, recipe: Recipe, out: Path) -> int:
     torch.set_num_threads(1)
     graph = as_graph(wordnet_hypernyms(folder, closure=True))
     print(f"{len(graph.nodes):,} nodes, {len(graph.edges):,} pairs", file=sys.stderr)
@@ -144,17 +144,20 @@ def main(folder: Path, recipe: Recipe) -> int:
         f"clock; scoring took {scoring:.1f} more)\n{'pass' if passed else 'MISS'}: MAP {BARS[0]}, mean rank {BARS[1]}, "
         f"{BARS[2]:.0f} minutes; published: {PUBLISHED[0]}, {PUBLISHED[1]}"
     )
-    RESULTS.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
     about = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count()}
     result = {**about, "recipe": asdict(recipe), "exact": exact, "minutes": minutes, "curve": curve}
-    (RESULTS / "nouns.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    draw(curve, exact, RESULTS / "nouns.png")
+    (out / "nouns.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw(curve, exact, out / "nouns.png")
     return 0 if passed else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wordnet", type=Path, required=True, help="the folder of WordNet's database files")
+    parser.add_argument("--epochs", type=int, default=Recipe.n_epochs)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the curve")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.wordnet, Recipe(seed=arguments.seed)))
+    recipe = Recipe(n_epochs=arguments.epochs, seed=arguments.seed)
+    sys.exit(main(arguments.wordnet, recipe, arguments.out))
