@@ -12,11 +12,12 @@ from horosphere.embedding.compiled_ranks import ball_ranks
 @pytest.mark.parametrize("kappa", [-1.0, -0.3])
 def test_ranks_and_precisions_are_those_of_reconstruction(kappa):
     rng = np.random.default_rng(0)
-    graph = as_graph([(int(u), int(v)) for u, v in rng.integers(0, 120, (400, 2)) if u != v])
+    random = [(int(u), int(v)) for u, v in rng.integers(0, 120, (400, 2)) if u != v]
+    graph = as_graph([*random, ("one target", 4)])
     n = len(graph.nodes)
     points = rng.normal(size=(n, 3))
     points *= np.tanh(rng.uniform(0, 4, (n, 1))) / np.linalg.norm(points, axis=1, keepdims=True) / np.sqrt(-kappa)
-    points[5] = points[4]  # a tie, which counts against
+    points[graph.index[5]] = points[graph.index[4]]  # a tie with a farthest target counts against it too
     source, target = graph.edges[np.lexsort(graph.edges.T[::-1])].T
     starts = np.searchsorted(source, np.arange(n + 1))
     sources = np.unique(source)
