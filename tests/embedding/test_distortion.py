@@ -96,6 +96,13 @@ def test_a_sphere_too_small_for_a_tree_grows():
     assert scores[True].average_distortion < 0.2 < 0.3 < scores[False].average_distortion
 
 
+def test_a_curvature_that_is_not_wanted_goes_to_nearly_flat_and_no_further():
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 2)))
+    wanted = torch.cdist(points, points).numpy()
+    model = fitted(wanted, Sphere(1e-5), metric="precomputed", learn_curvature=True, n_epochs=60)
+    assert 0.99e-6 < model.manifold_.kappa * wanted.max() ** 2 < 1e-3
+
+
 def test_normal_coordinates_stay_when_curvatures_move():
     manifold, size = MANIFOLDS[-1]
     torch.manual_seed(0)
