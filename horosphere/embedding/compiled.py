@@ -26,6 +26,9 @@ FLAT, BALL, SPHERE = 0, 1, 2
 # Points of a ball stay at sqrt(c) |x| <= 1 - RIM, hyperbolic radius 23.7: closer to the rim 1 - c |x|^2, formed by
 # subtraction here, would have fewer than six digits.
 RIM = 1e-10
+# Half the longest step on a ball of curvature -1: from the rim inwards the exponential map divides by (1 - tanh)^2,
+# 8e-9 for this one and no number at all for three times it.
+LONGEST = 5.0
 # Draws from a pool after which a source, all of whose targets in it may be excluded, takes any stranger.
 MAX_DRAWS = 64
 
@@ -138,7 +141,7 @@ def _move(kind, c, xs, x, v, lo, hi):
         x2 += xs[x, i] * xs[x, i]
         xv += xs[x, i] * v[i]
     if kind == BALL:
-        ratio = math.tanh(root * norm / (1.0 - c * x2)) / (root * norm)
+        ratio = math.tanh(min(root * norm / (1.0 - c * x2), LONGEST)) / (root * norm)
         y2, xy = ratio * ratio * v2, ratio * xv
         below = 1.0 + 2.0 * c * xy + c * c * x2 * y2
         of_x, of_v = (1.0 + 2.0 * c * xy + c * y2) / below, (1.0 - c * x2) * ratio / below

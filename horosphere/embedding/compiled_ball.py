@@ -12,16 +12,13 @@ import math
 import numba
 import numpy as np
 
-from horosphere.embedding.compiled import RIM, _below, _negative
+from horosphere.embedding.compiled import LONGEST, RIM, _below, _negative
 
 __all__ = ["LEAST_CURVATURE", "ball_pairs", "ball_pairs_threaded"]
 
 # A node whose share of the softmax is below this does not move: rate * 1e-9 of hyperbolic length is less than what a
 # table of float64 keeps of a point at radius 8, and a million such steps are less than one of a training's.
 UNSEEN = 1e-9
-# Half the longest step: from the rim inwards the exponential map divides by (1 - tanh)^2, 8e-9 for this one and
-# no number at all for three times it.
-LONGEST = 5.0
 # exp(-d) underflows for no pair of the ball's points (radius 23.7) as long as the curvature is not flatter.
 LEAST_CURVATURE = 0.01
 # Lists of excluded nodes up to this long are walked, longer ones searched.

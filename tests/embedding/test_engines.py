@@ -39,6 +39,14 @@ def test_a_step_on_one_pair_is_that_of_the_torch_engine(manifold, size, n_fixed)
     assert np.array_equal(got.points()[:n_fixed], start[:n_fixed])
 
 
+@pytest.mark.parametrize("length", [1e-8, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("gap", [1e-10, 3e-10, 1e-9])
+def test_a_step_from_the_rim_inwards_stays_a_number(length, gap):
+    table = np.asarray([[1.0 - gap, 0.0]])
+    compiled._move(compiled.BALL, 1.0, table, 0, np.asarray([-length, 0.0]), 0, 2)
+    assert np.isfinite(table).all() and abs(table[0, 0]) < 1.0
+
+
 def test_strangers_are_drawn_all_alike_and_neighbours_never():
     excluded, starts = np.asarray([0, 3, 4, 9]), np.asarray([0, 4])
     state, drawn = np.asarray([7], np.uint64), np.zeros(10, int)
