@@ -24,7 +24,8 @@ __all__ = [
 
 FLAT, BALL, SPHERE = 0, 1, 2
 # Points of a ball stay at sqrt(c) |x| <= 1 - RIM, hyperbolic radius 23.7: closer to the rim 1 - c |x|^2, formed by
-# subtraction here, would have fewer than six digits.
+# subtraction here, would have fewer than six digits. A row that another thread is halfway through writing may look as
+# if it lay outside: gaps are never taken for less than RIM, and moves that are no numbers are not made.
 RIM = 1e-10
 # Half the longest step on a ball of curvature -1: from the rim inwards the exponential map divides by (1 - tanh)^2,
 # 8e-9 for this one and no number at all for three times it.
@@ -108,7 +109,7 @@ def _distance(kind, c, xs, x, ys, y, lo, hi):
         y2 += ys[y, i] * ys[y, i]
     root = math.sqrt(c)
     if kind == BALL:
-        gx, gy = 1.0 - c * x2, 1.0 - c * y2
+        gx, gy = max(1.0 - c * x2, RIM), max(1.0 - c * y2, RIM)
         t = 2.0 * c * delta2 / (gx * gy)
         s = math.sqrt(t * (t + 2.0))
         d = math.log1p(t + s) / root
@@ -141,14 +142,17 @@ def _move(kind, c, xs, x, v, lo, hi):
         x2 += xs[x, i] * xs[x, i]
         xv += xs[x, i] * v[i]
     if kind == BALL:
-        ratio = math.tanh(min(root * norm / (1.0 - c * x2), LONGEST)) / (root * norm)
+        gap = max(1.0 - c * x2, RIM)
+        ratio = math.tanh(min(root * norm / gap, LONGEST)) / (root * norm)
         y2, xy = ratio * ratio * v2, ratio * xv
         below = 1.0 + 2.0 * c * xy + c * c * x2 * y2
-        of_x, of_v = (1.0 + 2.0 * c * xy + c * y2) / below, (1.0 - c * x2) * ratio / below
+        of_x, of_v = (1.0 + 2.0 * c * xy + c * y2) / below, gap * ratio / below
         limit = (1.0 - RIM) / root
     else:
         of_x, of_v = math.cos(root * norm), math.sin(root * norm) / (root * norm)
         limit = 1.0 / root
+    if not math.isfinite(of_x + of_v):
+        return
     new2 = 0.0
     for i in range(lo, hi):
         xs[x, i] = of_x * xs[x, i] + of_v * v[i]

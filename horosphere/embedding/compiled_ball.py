@@ -76,7 +76,7 @@ def _step_to(table, v, root, own, j, of_own, others, k, of_other, length):
     if v2 == 0.0 or not math.isfinite(v2):
         return
     norm = math.sqrt(v2)
-    gap = 1.0 - c * x2
+    gap = max(1.0 - c * x2, RIM)
     half = root * norm / gap
     if half > LONGEST:
         length *= LONGEST / half
@@ -85,6 +85,8 @@ def _step_to(table, v, root, own, j, of_own, others, k, of_other, length):
     y2, xy = ratio * ratio * v2, ratio * xv
     below = 1.0 / (1.0 + 2.0 * c * xy + c * c * x2 * y2)
     of_x, of_v = (1.0 + 2.0 * c * xy + c * y2) * below, gap * ratio * below * length
+    if not math.isfinite(of_x + of_v):
+        return
     new2 = 0.0
     for i in range(size):
         table[v, i] = of_x * table[v, i] + of_v * (of_own * own[j, i] + of_other * others[k, i])
@@ -132,7 +134,7 @@ def ball_pairs(table, first, pairs, starts, excluded, pool, count, rate, curvatu
             source[0, i] = table[u, i]
             pull[0, i] = 0.0
             x2 += table[u, i] * table[u, i]
-        gx = 1.0 - curvature * x2
+        gx = max(1.0 - curvature * x2, RIM)
         scale = 2.0 * curvature / gx
         normaliser = 0.0
         for k in range(count + 1):
@@ -143,7 +145,7 @@ def ball_pairs(table, first, pairs, starts, excluded, pool, count, rate, curvatu
                 points[k, i] = y
                 delta2 += (source[0, i] - y) ** 2
                 y2 += y * y
-            gy = 1.0 - curvature * y2
+            gy = max(1.0 - curvature * y2, RIM)
             t = scale * delta2 / gy
             s = math.sqrt(t * (t + 2.0))
             near[k] = 1.0 / (1.0 + t + s) if unit else math.exp(-math.log1p(t + s) / root)

@@ -89,7 +89,7 @@ class CompiledEngine:
         else:
             one, several = self._compiled.ranking_pairs, self._compiled.ranking_pairs_threaded
             parts = self._parts
-        return (one if self._n_threads == 1 else several)(
+        total = (one if self._n_threads == 1 else several)(
             self.state,
             self._n_fixed,
             pairs,
@@ -101,6 +101,9 @@ class CompiledEngine:
             *parts,
             seeds[0] if self._n_threads == 1 else seeds,
         )
+        if self._n_threads > 1:  # two threads may each have written a part of one row
+            self.state[...] = whole.projx(torch.from_numpy(self.state)).numpy()
+        return total
 
     def _describe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Kind, |curvature| and first coordinate of each part."""

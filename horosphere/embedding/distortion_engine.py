@@ -98,7 +98,10 @@ class DistortionEngine:
         arguments = (self._table, self._n_fixed, pairs, lengths, rate, stress, *described)
         if self._n_threads == 1:
             return compiled.distortion_pairs(*arguments)
-        return compiled.distortion_pairs_threaded(*arguments, self._n_threads)
+        total = compiled.distortion_pairs_threaded(*arguments, self._n_threads)
+        # two threads may each have written a part of one row
+        self._table[...] = whole.projx(torch.from_numpy(self._table)).numpy()
+        return total
 
     def _torch_epoch(self, pairs: np.ndarray, lengths: np.ndarray, rate: float, stress: bool) -> float:
         table = ManifoldParameter(torch.from_numpy(self._table), self._now(self._working))

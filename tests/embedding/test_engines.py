@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from horosphere import Euclidean, Lorentz, PoincareBall, Product, Scaled, Sphere, Stereographic
-from horosphere.embedding import GraphEmbedding, compiled
-from horosphere.embedding.compiled_engine import CompiledEngine, working_manifold
+from horosphere.embedding import GraphEmbedding, compiled, compiled_ball
+from horosphere.embedding.compiled_engine import CompiledEngine, _excluded, working_manifold
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.schedule import Schedule
 from horosphere.embedding.torch_engine import TorchEngine
@@ -45,6 +45,20 @@ def test_a_step_from_the_rim_inwards_stays_a_number(length, gap):
     table = np.asarray([[1.0 - gap, 0.0]])
     compiled._move(compiled.BALL, 1.0, table, 0, np.asarray([-length, 0.0]), 0, 2)
     assert np.isfinite(table).all() and abs(table[0, 0]) < 1.0
+
+
+@pytest.mark.parametrize("kernel", ["general", "ball"])
+def test_a_row_that_another_thread_is_writing_does_no_harm(kernel):
+    """Half old and half new, a row can look as if it lay outside of the ball."""
+    table = np.asarray([[0.3, 0.2], [0.99, 0.4], [0.1, -0.4]])
+    settings = (table, 0, FORCED.edges, *_excluded(FORCED), np.empty(0, np.int64), 1, 0.1)
+    if kernel == "ball":
+        loss = compiled_ball.ball_pairs(*settings, 1.0, np.uint64(3))
+    else:
+        parts = (np.asarray([compiled.BALL]), np.ones(1), np.asarray([0, 2]))
+        loss = compiled.ranking_pairs(*settings, *parts, np.uint64(3))
+    assert np.isfinite(loss) and np.isfinite(table).all()
+    assert (np.linalg.norm(table[[0, 2]], axis=1) < 1).all()
 
 
 def test_strangers_are_drawn_all_alike_and_neighbours_never():
