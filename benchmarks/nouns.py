@@ -46,7 +46,7 @@ class Recipe:
     drawn; pairs of popular targets are right by then. Weighted so from the start, the top takes far longer to form.
     """
 
-    n_epochs: int = 110
+    n_epochs: int = 240
     few_until: int = 50
     few: int = 10
     many: int = 50
