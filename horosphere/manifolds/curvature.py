@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.manifolds._float64 import as_points, in_float64
 from horosphere.manifolds._geoopt import geoopt
 
 
@@ -117,6 +118,23 @@ class ConstantCurvature(geoopt.Manifold):
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @in_float64
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Squared distance of x and y (broadcast over batch dimensions), by the model's exact ``pair_dist2``."""
+        out = self.pair_dist2(x, y)
+        return out.unsqueeze(-1) if keepdim else out
+
+    @in_float64
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Geodesic distance; its gradient at x = y, and at the antipode of a sphere, is 0."""
+        out = _numerics.safe_sqrt(self.pair_dist2(x, y))
+        return out.unsqueeze(-1) if keepdim else out
+
+    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Distance to the model's origin."""
+        x = as_points(x, "x")
+        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
 
     def ambient_dim(self, n: int) -> int:
         """How many numbers store a point of an n-dimensional space of this kind."""

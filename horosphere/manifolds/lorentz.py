@@ -87,23 +87,6 @@ class Lorentz(ConstantCurvature):
         return arc2(self.pair_chord2(x, y), kappa, sign=-1).squeeze(-1)
 
     @in_float64
-    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Squared distance of x and y (broadcast over batch dimensions)."""
-        out = self.pair_dist2(x, y)
-        return out.unsqueeze(-1) if keepdim else out
-
-    @in_float64
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y is 0."""
-        out = safe_sqrt(self.pair_dist2(x, y))
-        return out.unsqueeze(-1) if keepdim else out
-
-    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance to the origin (R, 0, ..., 0)."""
-        x = as_points(x, "x")
-        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
-
-    @in_float64
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """``<u, v>_J`` of tangent vectors at x: parts across x_s as they are, along x_s times ``1/(|kappa| x_0^2)``."""
         time, space, r2 = self._split(x)

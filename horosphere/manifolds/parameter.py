@@ -27,9 +27,7 @@ def allow_loading(cls: _Class) -> _Class:
     return cls
 
 
-def _rebuild(
-    cls: type[ManifoldParameter], data: Tensor, manifold: Any, requires_grad: bool
-) -> ManifoldParameter:
+def _rebuild(cls: type[ManifoldParameter], data: Tensor, manifold: Any, requires_grad: bool) -> ManifoldParameter:
     """Put stored numbers back without touching them: a copy is equal bit for bit, never projected again."""
     parameter = torch.Tensor._make_subclass(cls, data, requires_grad)
     parameter.manifold = manifold
@@ -44,8 +42,7 @@ def _as_data(data: Any) -> Tensor:
             tensor = torch.as_tensor(data)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"data must be a tensor, a NumPy array or nested lists of numbers; "
-                f"got {type(data).__name__}: {error}"
+                f"data must be a tensor, a NumPy array or nested lists of numbers; got {type(data).__name__}: {error}"
             ) from None
     if tensor.is_complex():
         raise TypeError(f"data must be real; got {tensor.dtype}")
@@ -85,9 +82,7 @@ class ManifoldParameter(geoopt.ManifoldParameter):
                 )
             manifold = data.manifold
         if not isinstance(manifold, geoopt.Manifold):
-            raise TypeError(
-                f"manifold must be a manifold such as hs.PoincareBall(); got {type(manifold).__name__}"
-            )
+            raise TypeError(f"manifold must be a manifold such as hs.PoincareBall(); got {type(manifold).__name__}")
         tensor = _as_data(data)
         if tensor.dim() < manifold.ndim:
             raise ValueError(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._numerics import arc2, arc_factor, product_with_rest, safe_sqrt, sin_cos
-from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds.chord import Chord
 from horosphere.manifolds.curvature import ConstantCurvature
 
@@ -64,23 +64,6 @@ class Sphere(ConstantCurvature):
         kappa = self._kappa_at(x if x.dim() >= y.dim() else y)
         sine, cosine = self._half_angles(x, y)
         return arc2(4 * sine / kappa, kappa, cosine, sign=1).squeeze(-1)
-
-    @in_float64
-    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Squared distance of x and y (broadcast over batch dimensions)."""
-        out = self.pair_dist2(x, y)
-        return out.unsqueeze(-1) if keepdim else out
-
-    @in_float64
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Great-circle distance; its gradient at x = y and at the antipode is 0."""
-        out = safe_sqrt(self.pair_dist2(x, y))
-        return out.unsqueeze(-1) if keepdim else out
-
-    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance to the origin R e_1."""
-        x = as_points(x, "x")
-        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """``<u, v>`` (v = u where it is left out)."""

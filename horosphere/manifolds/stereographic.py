@@ -68,22 +68,6 @@ class Stereographic(ConstantCurvature):
         return out.squeeze(-1)
 
     @in_float64
-    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Squared distance of x and y (broadcast over batch dimensions)."""
-        out = self.pair_dist2(x, y)
-        return out.unsqueeze(-1) if keepdim else out
-
-    @in_float64
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y is 0."""
-        out = safe_sqrt(self.pair_dist2(x, y))
-        return out.unsqueeze(-1) if keepdim else out
-
-    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance to the origin."""
-        return self.dist(x, torch.zeros_like(as_points(x, "x")), keepdim=keepdim)
-
-    @in_float64
     def lambda_x(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
         """Conformal factor ``2 / (1 + kappa |x|^2)``."""
         out = 2 / self._gap(x, self._kappa_at(x))

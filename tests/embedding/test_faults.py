@@ -140,5 +140,6 @@ def test_a_graph_in_which_all_are_neighbours_warns_and_stays_finite():
 def test_reading_and_fitting_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        as_graph(SMALL_TREE, closure=True)
-        fit(SMALL_TREE, n_epochs=2)
+        graph = as_graph(SMALL_TREE, closure=True)
+        model = fit(SMALL_TREE, n_epochs=2)
+    assert model.nodes_ == graph.nodes
