@@ -19,12 +19,16 @@ from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
 from horosphere.manifolds.registry import dimension_of_name, manifold_by_name, manifold_from_config
 from horosphere.manifolds.sphere import Sphere
+from horosphere.manifolds.sphere_maps import DirectionMap, HemisphereMap, LearnedMap
 from horosphere.manifolds.stereographic import Stereographic
 
 __all__ = [
     "Chord",
+    "DirectionMap",
     "Euclidean",
     "FrechetMean",
+    "HemisphereMap",
+    "LearnedMap",
     "Lorentz",
     "ManifoldParameter",
     "Neighbors",
