@@ -6,12 +6,13 @@ signed sectional curvature everywhere.
 
 import importlib
 
-from horosphere import manifolds, optim
+from horosphere import attention, manifolds, optim
 from horosphere.manifolds import (
     Chord,
     Euclidean,
     FrechetMean,
     Lorentz,
+    LowRankMetric,
     ManifoldParameter,
     Neighbors,
     PoincareBall,
@@ -19,6 +20,7 @@ from horosphere.manifolds import (
     Scaled,
     Sphere,
     Stereographic,
+    TokenMetric,
     cdist,
     chord_of,
     convert,
@@ -35,6 +37,7 @@ __all__ = [
     "Euclidean",
     "FrechetMean",
     "Lorentz",
+    "LowRankMetric",
     "ManifoldParameter",
     "Neighbors",
     "PoincareBall",
@@ -42,6 +45,7 @@ __all__ = [
     "Scaled",
     "Sphere",
     "Stereographic",
+    "TokenMetric",
     "cdist",
     "chord_of",
     "convert",

@@ -55,6 +55,22 @@ def promised_tolerance(dtype: torch.dtype) -> float:
     return 1e-12 if dtype == torch.float64 else 1e-5
 
 
+def weight_tolerance(dtype: torch.dtype) -> float:
+    """Error of ``d^2 + eps``, relative, above which attention works a pair from differences (float64: 1e-11).
+
+    It is set against a bound of the product form's error that is some ten times what its roundings come to: the
+    weights of float32 points are known to about 5e-5.
+    """
+    return 1e-11 if dtype == torch.float64 else 5e-4
+
+
+def weight_theta(features: int, dtype: torch.dtype) -> float:
+    """Attention counts pairs with ``u + eps < theta w_i w_j (|f_i|^2 + |f_j|^2)`` as unresolved: 4 sqrt(F + 2) units
+    of what was subtracted, two features being the norms of the augmented product.
+    """
+    return 4 * (features + 2) ** 0.5 * unit_roundoff(dtype) / weight_tolerance(dtype)
+
+
 def mean_tolerance(dtype: torch.dtype) -> float:
     """Length of the mean tangent, relative to the root mean square distance, at which a Frechet mean has converged."""
     return 1e-10 if dtype == torch.float64 else 1e-6

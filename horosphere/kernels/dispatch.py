@@ -20,7 +20,7 @@ def check_name(impl: str) -> None:
 
 
 def choose(impl: str, kernel: str, device: torch.device, dtype: torch.dtype, entries: int) -> str:
-    """ "reference", "blocked" or "triton" for ``kernel`` ("sqdist" or "nearest").
+    """ "reference", "blocked" or "triton" for ``kernel`` ("sqdist", "nearest" or "attention").
 
     Raises ValueError where ``impl`` is unknown, or was asked for by name and cannot serve: it is never swapped.
     """

@@ -265,7 +265,7 @@ def _pairs_at(picked: Tensor, x: Tensor, y: Tensor, manifold: geoopt.Manifold) -
     row, j = picked // m, picked % m
     batch = row // n
     one = resolve(manifold)[0]
-    if _has_batched_curvature(one):
+    if has_batched_curvature(one):
         one = one.take_batch(x.shape[:-2], batch)
     a, b = x.reshape(-1, d)[row], y.reshape(-1, d)[batch * m + j]
     return pair_dist2(one, a.unsqueeze(-2), b.unsqueeze(-2)).squeeze(-1)
@@ -298,7 +298,7 @@ def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:
 def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, M)."""
     one = resolve(manifold)[0]
-    if not _has_batched_curvature(one):
+    if not has_batched_curvature(one):
         return pair_dist2(manifold, x.unsqueeze(-2), y.unsqueeze(-3))
     for kappa in (*one.parameters(), *one.buffers()):  # before the reshape: the message shows the shape that was given
         if kappa.dim():
@@ -308,7 +308,7 @@ def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
 
 def _pairs_of_rows(x: Tensor, chosen: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, K) of x (..., N, D) to its own row of points (..., N, K, D)."""
-    if not _has_batched_curvature(resolve(manifold)[0]):
+    if not has_batched_curvature(resolve(manifold)[0]):
         return pair_dist2(manifold, x.unsqueeze(-2), chosen)
     n, k, d = chosen.shape[-3:]
     repeated = x.unsqueeze(-2).expand(chosen.shape).reshape(*x.shape[:-2], n * k, d)
@@ -322,7 +322,7 @@ def _rows_of(y: Tensor, indices: Tensor) -> Tensor:
     return torch.gather(y, -2, flat).unflatten(-2, indices.shape[-2:])
 
 
-def _has_batched_curvature(manifold: geoopt.Manifold) -> bool:
+def has_batched_curvature(manifold: geoopt.Manifold) -> bool:
     return hasattr(manifold, "take_batch") and any(t.dim() for t in (*manifold.parameters(), *manifold.buffers()))
 
 

@@ -1,0 +1,165 @@
+"""The arguments of attention, checked, and brought to the form that the kernels take."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from horosphere.kernels.attention_ops import WEIGHTS
+from horosphere.manifolds._float64 import as_points
+from horosphere.manifolds.pairwise import PRECISIONS
+
+
+class Arguments(NamedTuple):
+    """What a call means once its arguments are checked. Batch dimensions are those of the result."""
+
+    query: Tensor  # (*batch, N, D)
+    key: Tensor  # (*batch or 1, M, D)
+    value: Tensor | None  # (*batch or 1, M, Dv)
+    eps: float | Tensor
+    power: float | Tensor
+    bias: Tensor | None  # bool or floating, broadcastable to (*batch, N, M)
+    causal: int | None
+    heads: tuple[int, int] | None  # with grouped queries: key heads and queries of each, two dimensions of the batch
+
+    def joined(self, t: Tensor, own: int) -> Tensor:
+        """t (*batch, its ``own`` dimensions) with the two dimensions of grouped heads made one again."""
+        return t if self.heads is None else t.flatten(-2 - own, -1 - own)
+
+
+def checked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    *,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+    eps: float | Tensor,
+    power: float | Tensor,
+    weight: str,
+    precision: str,
+    batched_curvature: bool,
+) -> Arguments:
+    """ValueError or TypeError for what does not fit, naming the argument."""
+    query, key = as_points(query, "query"), as_points(key, "key")
+    tensors = {"query": query, "key": key}
+    if value is not None:
+        value = tensors["value"] = as_points(value, "value")
+    for name, t in tensors.items():
+        if t.dim() < 2:
+            raise ValueError(f"{name} must hold a sequence of vectors, shape (..., length, D); got {tuple(t.shape)}")
+        if t.device != query.device:
+            raise ValueError(f"query is on {query.device} and {name} on {t.device}; move them to one device")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query and key must hold points of one size, got shapes {tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if value is not None and value.shape[-2] != key.shape[-2]:
+        raise ValueError(f"every key needs a value: key has shape {tuple(key.shape)}, value {tuple(value.shape)}")
+    if weight not in (*WEIGHTS, "dot"):
+        raise ValueError(f"weight must be one of {(*WEIGHTS, 'dot')}, got {weight!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+
+    heads = None
+    if enable_gqa:
+        key, value, heads = _grouped(query, key, value, batched_curvature)
+        if heads is not None:
+            query = query.unflatten(-3, heads)
+    dtype = torch.promote_types(query.dtype, key.dtype)
+    query, key = query.to(dtype), key.to(dtype)
+    batch = _batch({"query": query, "key": key} | ({} if value is None else {"value": value}))
+    query = query.expand(*batch, *query.shape[-2:])
+    n, m = query.shape[-2], key.shape[-2]
+    bias, causal = _mask(attn_mask, is_causal, n, m)
+    if bias is not None:
+        bias = _fitted_mask(bias, heads, batch, n, m, query.device)
+    eps, power = (_scalar(s, name, heads, batch) for s, name in ((eps, "eps"), (power, "power")))
+    return Arguments(query, key, value, eps, power, bias, causal, heads)
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor | None, batched_curvature: bool
+) -> tuple[Tensor, Tensor | None, tuple[int, int] | None]:
+    others = [key] if value is None else [key, value]
+    if any(t.dim() < 3 for t in (query, *others)):
+        raise ValueError("enable_gqa needs a head dimension: query, key and value of shape (..., H, length, D)")
+    h, kv = query.shape[-3], key.shape[-3]
+    if any(t.shape[-3] != kv for t in others) or not kv or h % kv:
+        shapes = [tuple(t.shape) for t in (query, *others)]
+        raise ValueError(f"enable_gqa needs query heads that are a multiple of the key and value heads, got {shapes}")
+    if h == kv:
+        return key, value, None
+    if batched_curvature:  # a curvature of every query head: each needs keys of its own
+        key, value = (None if t is None else t.repeat_interleave(h // kv, -3) for t in (key, value))
+        return key, value, None
+    return key.unsqueeze(-3), None if value is None else value.unsqueeze(-3), (kv, h // kv)
+
+
+def _batch(tensors: dict[str, Tensor]) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(*(t.shape[:-2] for t in tensors.values()))
+    except RuntimeError as error:
+        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+        raise ValueError(f"batch dimensions do not broadcast: {shapes}") from error
+
+
+def _mask(attn_mask, is_causal: bool, n: int, m: int) -> tuple[Tensor | None, int | None]:
+    if attn_mask is None:
+        return None, 0 if is_causal else None
+    if is_causal:
+        raise ValueError("give attn_mask or is_causal=True, not both; a mask of your own can be made causal by .tril()")
+    if isinstance(attn_mask, CausalBias):
+        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (n, m):
+            raise ValueError(
+                f"attn_mask is causal for {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys, "
+                f"but there are {n} and {m}"
+            )
+        return None, m - n if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0
+    if not isinstance(attn_mask, Tensor) or not (attn_mask.dtype == torch.bool or attn_mask.dtype.is_floating_point):
+        kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+        raise TypeError(f"attn_mask must be a bool tensor (True takes part) or a floating one, added; got {kind}")
+    return attn_mask, None
+
+
+def _fitted_mask(
+    mask: Tensor, heads: tuple[int, int] | None, batch: torch.Size, n: int, m: int, device: torch.device
+) -> Tensor:
+    if mask.device != device:
+        raise ValueError(f"query is on {device} and attn_mask on {mask.device}; move them to one device")
+    shape, fitted = tuple(mask.shape), mask
+    if heads is not None and mask.dim() > 2:
+        joined = (*batch[:-2], heads[0] * heads[1])
+        fitted = mask.unflatten(-3, heads) if mask.shape[-3] == joined[-1] else mask.unsqueeze(-3)
+    try:
+        fits = torch.broadcast_shapes(fitted.shape, (*batch, n, m)) == (*batch, n, m)
+    except RuntimeError:
+        fits = False
+    if not fits or (heads is not None and mask.dim() > 2 and mask.shape[-3] not in (1, heads[0] * heads[1])):
+        wanted = (*batch, n, m) if heads is None else (*batch[:-2], heads[0] * heads[1], n, m)
+        raise ValueError(f"attn_mask of shape {shape} does not broadcast to {tuple(wanted)}")
+    return fitted
+
+
+def _scalar(number, name: str, heads: tuple[int, int] | None, batch: torch.Size) -> float | Tensor:
+    """eps or power: a positive number, or a tensor () or (H,)."""
+    if not isinstance(number, Tensor):
+        if not isinstance(number, (int, float)) or not (number > 0 and math.isfinite(number)):
+            raise ValueError(f"{name} must be a positive finite number or a tensor () or (heads,), got {number!r}")
+        return float(number)
+    if not number.dtype.is_floating_point:
+        raise TypeError(f"{name} must be a number or a floating point tensor, got {number.dtype}")
+    count = (heads[0] * heads[1] if heads else batch[-1]) if batch else None
+    if number.dim() > 1 or (number.dim() and number.shape[0] not in (1, count)):
+        raise ValueError(f"{name} must be a number or of shape () or ({count},), one a head; got {tuple(number.shape)}")
+    if heads is not None and number.dim() and number.shape[0] > 1:
+        return number.unflatten(0, heads)
+    return number

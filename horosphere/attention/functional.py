@@ -1,0 +1,238 @@
+"""Attention by geodesic distance on any manifold, with the arguments of torch's scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from horosphere import _numerics
+from horosphere.attention import aggregate
+from horosphere.attention.arguments import Arguments, checked
+from horosphere.kernels import attention_ops, dispatch
+from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.reference import attention as reference
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import chords, resolve
+from horosphere.manifolds.pairwise import BLOCK_NUMBERS, cdist, has_batched_curvature
+
+
+def geodesic_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    eps: float | Tensor = 1e-3,
+    power: float | Tensor = 1.0,
+    weight: str = "inverse",
+    value_manifold: geoopt.Manifold | None = None,
+    return_lse: bool = False,
+    precision: str = "auto",
+    impl: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Each query takes the mean of the values, weighted by how near their keys are on the manifold.
+
+    .. math::
+        o_i = \sum_j W_{ij} v_j,\qquad W_{ij} = \frac{(d(q_i, k_j)^2 + \varepsilon)^{-p}}
+        {\sum_m (d(q_i, k_m)^2 + \varepsilon)^{-p}}
+
+    The matrix of weights is never held: memory grows like N + M, forward and backward.
+
+    Args:
+        query: points (..., H, N, D).
+        key: points (..., H, M, D); batch dimensions broadcast.
+        value: (..., H, M, Dv).
+        manifold: any geoopt.Manifold, as in :func:`horosphere.cdist`; ``dist`` alone is enough, and slow.
+        attn_mask: broadcastable to (..., H, N, M): bool, True takes part; or floating, added to log W. Also
+            ``torch.nn.attention.bias.causal_lower_right(N, M)`` and ``causal_upper_left``. A row in which no key takes
+            part gives 0, and passes no gradient on.
+        dropout_p: probability with which a normalised weight is dropped; the others are divided by ``1 - dropout_p``.
+            Applied whenever it is > 0, as in torch: pass 0 in evaluation.
+        is_causal: query i sees the keys j <= i (top left, as in torch; lower right: see attn_mask).
+        enable_gqa: key and value have fewer heads, each shared by the same number of consecutive query heads.
+        eps: > 0, in units of squared distance: a number or a tensor of shape () or (H,), which may be learned (tensors
+            are not checked). Keys nearer than sqrt(eps) weigh alike. Not used by the other weights.
+        power: p > 0, shaped as eps; for the other weights their inverse temperature beta.
+        weight: "inverse" as above; "softmax" ``exp(-beta d)``; "gaussian" ``exp(-beta d^2)``, which is the limit of
+            "inverse" for p to infinity with eps = p/beta; "dot": torch's scaled_dot_product_attention of the
+            coordinates, with its scale 1/sqrt(D), which leaves manifold, eps and power unused.
+        value_manifold: the values are points of this manifold and are averaged by the weighted ambient midpoint
+            (:func:`horosphere.midpoint`) instead of linearly; a row without keys gives its origin.
+        return_lse: also return lse (..., H, N), the logarithm of the denominator; :func:`merge` combines shards of the
+            keys with it.
+        precision: "auto" works pairs whose ``d^2 + eps`` the matrix product may miss by more than 5e-4 of itself
+            (float64 points: 1e-11) from differences, so that a query finds the key it equals however small eps is;
+            "fast" leaves them; "exact" takes the distances of ``cdist(precision="exact")``, row block by row block.
+        impl: "auto", "reference", "blocked" or "triton", as in :func:`horosphere.cdist`.
+
+    Returns:
+        (..., H, N, Dv) in the type of the value; with return_lse also lse in float32 or float64. Half precision is
+        worked in float32 and autocast changes nothing. Gradients flow to query, key, value, eps, power, a floating
+        attn_mask and learned curvatures, twice if wanted (through the plain form, whose memory is N M).
+
+    Raises:
+        ValueError: shapes, probabilities or names that do not fit; an impl that cannot serve the call.
+        TypeError: no floating point tensors, or no manifold.
+
+    Source: the operator and its limits are derived in docs/attention.md; streaming after Rabe and Staats (2021),
+    Self-attention does not need O(n^2) memory.
+    """
+    args = checked(
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        eps=eps,
+        power=power,
+        weight=weight,
+        precision=precision,
+        batched_curvature=weight != "dot" and has_batched_curvature(resolve(manifold)[0]),
+    )
+    dispatch.check_name(impl)
+    if weight == "dot":
+        if value_manifold is not None or return_lse:
+            raise ValueError('weight="dot" is torch\'s operator: it has no value_manifold and returns no lse')
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa
+        )
+    values = args.value
+    if value_manifold is not None:
+        values = aggregate.lift(value_manifold, values)
+    with without_autocast(args.query.device):
+        out, lse = _attend(args, values, manifold, dropout_p, weight, precision, impl)
+        if value_manifold is not None:
+            out = aggregate.settle(value_manifold, out)
+    out = args.joined(out, 2).to(args.value.dtype)
+    return (out, args.joined(lse, 1)) if return_lse else out
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    eps: float | Tensor = 1e-3,
+    power: float | Tensor = 1.0,
+    weight: str = "inverse",
+    precision: str = "auto",
+    impl: str = "auto",
+) -> Tensor:
+    """The matrix W (..., H, N, M) that :func:`geodesic_attention` averages with, for looking at and for small sizes.
+
+    Arguments as there; the distances are those of :func:`horosphere.cdist` with its own, stricter, precision. Rows sum
+    to 1; a row in which no key takes part is 0.
+
+    Raises ValueError and TypeError as geodesic_attention; "dot" is torch's and has no weights to give here.
+    """
+    args = checked(
+        query,
+        key,
+        None,
+        attn_mask=attn_mask,
+        dropout_p=0.0,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        eps=eps,
+        power=power,
+        weight=weight,
+        precision=precision,
+        batched_curvature=has_batched_curvature(resolve(manifold)[0]),
+    )
+    if weight == "dot":
+        raise ValueError('weight="dot" is torch\'s scaled_dot_product_attention, which forms no weights')
+    with without_autocast(args.query.device):
+        w, _ = _rows(args, args.query, args.bias, args.causal, manifold, weight, precision, impl)
+    return args.joined(w, 2).to(args.query.dtype)
+
+
+def _attend(
+    args: Arguments, value: Tensor, manifold: geoopt.Manifold, dropout_p: float, weight: str, precision: str, impl: str
+) -> tuple[Tensor, Tensor]:
+    seed = torch.randint(2**62, (), device=value.device) if dropout_p else None
+    parts_x = chords(manifold, args.query) if precision != "exact" else None
+    if parts_x is None:
+        if impl in ("blocked", "triton"):
+            why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
+            raise ValueError(f"impl={impl!r} serves chords in product form; {why} works in blocks of rows: impl='auto'")
+        return _in_row_blocks(args, value, manifold, dropout_p, seed, weight, precision)
+    parts_y = parts_x if args.key is args.query else chords(manifold, args.key)
+    return attention_ops.attention(
+        parts_x,
+        parts_y,
+        value,
+        eps=args.eps,
+        power=args.power,
+        bias=args.bias,
+        causal=args.causal,
+        weight=weight,
+        dropout_p=dropout_p,
+        seed=seed,
+        resolve=precision == "auto",
+        impl=impl,
+    )
+
+
+def _rows(
+    args: Arguments,
+    query: Tensor,
+    bias: Tensor | None,
+    causal: int | None,
+    manifold: geoopt.Manifold,
+    weight: str,
+    precision: str,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Weights and lse of some rows, from cdist."""
+    dtype = _numerics.fast_dtype(query.dtype)
+    d2 = cdist(query.to(dtype), args.key.to(dtype), manifold, squared=True, precision=precision, impl=impl)
+    eps, power = (attention_ops.as_scalar(s, query) for s in (args.eps, args.power))
+    return reference.weights(d2, eps, power, bias, causal, weight)
+
+
+def _in_row_blocks(
+    args: Arguments,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    dropout_p: float,
+    seed: Tensor | None,
+    weight: str,
+    precision: str,
+) -> tuple[Tensor, Tensor]:
+    """Blocks of rows of the exact matrix, which the backward pass recomputes."""
+    n, m = args.query.shape[-2], args.key.shape[-2]
+    batch = args.query.shape[:-2]
+    mask = keep_mask(seed, (*batch, n, m), dropout_p) if dropout_p else None
+
+    def block(start: int, query: Tensor) -> tuple[Tensor, Tensor]:
+        stop = start + query.shape[-2]
+        bias = args.bias
+        if bias is not None and bias.dim() > 1 and bias.shape[-2] > 1:
+            bias = bias[..., start:stop, :]
+        causal = None if args.causal is None else args.causal + start
+        w, lse = _rows(args, query, bias, causal, manifold, weight, precision)
+        if mask is not None:
+            w = torch.where(mask[..., start:stop, :], w / (1 - dropout_p), 0.0)
+        return w @ value.to(w.dtype), lse
+
+    rows = max(1, BLOCK_NUMBERS // max(1, m * batch.numel() * args.query.shape[-1]))
+    if n <= rows:
+        return block(0, args.query)
+    blocks = [(i, args.query[..., i : i + rows, :]) for i in range(0, n, rows)]
+    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        found = [checkpoint(block, i, q, use_reentrant=False) for i, q in blocks]
+    else:
+        found = [block(i, q) for i, q in blocks]
+    return torch.cat([out for out, _ in found], -2), torch.cat([lse for _, lse in found], -1)
