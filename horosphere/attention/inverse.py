@@ -1,0 +1,82 @@
+"""What the patterns share: inverse-distance weights of small sets of pairs, and the checks of their arguments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.attention.arguments import checked
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.pairwise import cdist
+
+
+def inverse_weights(d2: Tensor, eps: float | Tensor, power: float | Tensor) -> Tensor:
+    r""":math:`(d_{ij}^2 + \epsilon)^{-p}` of squared distances (..., H, N, M); eps and power () or (H,)."""
+    base = d2 + by_head(eps, d2.dtype)
+    if not isinstance(power, Tensor) and power == 1:
+        return base.reciprocal()
+    return base ** -by_head(power, d2.dtype)
+
+
+def by_head(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+    """A scalar of every head, (H,), shaped to go with (..., H, N, M)."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(dtype)
+    return value[..., None, None] if value.dim() else value
+
+
+def weights_to(x: Tensor, y: Tensor, manifold: geoopt.Manifold, eps: float | Tensor, power: float | Tensor) -> Tensor:
+    """Inverse-distance weights (..., N, M) of points x (..., N, D) to a small set y (..., M, D), not normalised."""
+    d2 = cdist(x, y, manifold, squared=True)
+    return inverse_weights(d2.to(_numerics.fast_dtype(d2.dtype)), eps, power)
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator (..., Dv) / denominator (..., 1), 0 where nothing took part; so is the gradient."""
+    nothing = denominator == 0
+    return torch.where(nothing, 0.0, numerator / torch.where(nothing, 1.0, denominator))
+
+
+def with_ones(value: Tensor) -> Tensor:
+    """[v, 1]: one product with it gives numerator and denominator."""
+    return torch.cat((value, torch.ones_like(value[..., :1])), -1)
+
+
+def checked_tokens(
+    query: Tensor, key: Tensor, value: Tensor, eps: float | Tensor, power: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """query (*batch, N, D), key (*batch, M, D) and value (*batch, M, Dv), checked and broadcast to one batch.
+
+    ValueError or TypeError for what does not fit, as in geodesic_attention.
+    """
+    plain = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "weight": "inverse"}
+    args = checked(query, key, value, eps=eps, power=power, precision="auto", batched_curvature=False, **plain)
+    batch = args.query.shape[:-2]
+    return args.query, args.key.expand(*batch, *args.key.shape[-2:]), args.value.expand(*batch, *args.value.shape[-2:])
+
+
+def check_same_length(query: Tensor, key: Tensor, what: str) -> None:
+    """ValueError where query and key are not the same tokens."""
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{what} takes query and key of the same tokens, got {query.shape[-2]} and {key.shape[-2]} of them"
+        )
+
+
+def checked_key_mask(mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """A bool mask that broadcasts to (..., M), expanded; True takes part."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        found = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"key_mask must be a bool tensor, True where a key takes part; got {found}")
+    shape = key.shape[:-1]
+    try:
+        fits = torch.broadcast_shapes(mask.shape, shape) == shape and mask.shape[-1:] == shape[-1:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"key_mask of shape {tuple(mask.shape)} does not broadcast to the keys' {tuple(shape)}")
+    return mask.expand(shape)

@@ -1,0 +1,333 @@
+r"""Attention to a fixed number of running summaries: constant time a token, constant memory (C-HIDA).
+
+A *slot* holds a centroid s_k on the manifold, the number n_k of keys it took and the sum V_k of their values. A query
+reads all slots,
+
+.. math:: o = \frac{\sum_k w_k V_k}{\sum_k w_k n_k}, \qquad w_k = (d(q, s_k)^2 + \epsilon)^{-p},
+
+as if every key sat at its slot's centroid. This file is the one place of the online-centroid rule:
+:func:`move_centroids`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from horosphere import _numerics
+from horosphere.attention.inverse import (
+    check_same_length,
+    checked_key_mask,
+    checked_tokens,
+    safe_divide,
+    weights_to,
+    with_ones,
+)
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.pairwise import cdist
+
+# Weights of queries to slots worked at a time: 2^20 float32 are 4 MiB, about eight of which are alive.
+BLOCK_WEIGHTS = 2**20
+
+
+class SummaryState(NamedTuple):
+    """C slots after some tokens; leading dimensions are batch and heads.
+
+    Attributes:
+        centroids: (..., C, D) points; those of empty slots mean nothing.
+        counts: (..., C) keys taken, 0 for an empty slot.
+        values: (..., C, Dv) sums of the values of those keys.
+        pull: (..., C, D) sums of the logarithms, at the centroids, of the keys taken since they last moved.
+        seen: tokens so far; the centroids move where it is a multiple of the chunk.
+    """
+
+    centroids: Tensor
+    counts: Tensor
+    values: Tensor
+    pull: Tensor
+    seen: int
+
+
+def move_centroids(centroids: Tensor, pull: Tensor, counts: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    r"""Running means on a manifold after new points: :math:`s \leftarrow \exp_s\big(\tfrac1n \sum \log_s x\big)`.
+
+    With one new point it is the step of online k-means, :math:`\exp_s(\log_s(x) / n)`; on flat space the centroid then
+    is the mean of the n points exactly. Points that came together are all seen from where the centroid was.
+
+    Args:
+        centroids: points (..., C, D).
+        pull: (..., C, D) tangent vectors there, the sum of the logarithms of each one's new points.
+        counts: (..., C) points of each, the new ones included; 0 leaves a centroid where it is.
+        manifold: any geoopt.Manifold with ``expmap``.
+
+    Source: MacQueen (1967), Some methods for classification and analysis of multivariate observations.
+    """
+    return manifold.expmap(centroids, pull / counts.clamp(min=1).unsqueeze(-1))
+
+
+def empty_summaries(key: Tensor, value: Tensor, manifold: geoopt.Manifold, slots: int) -> SummaryState:
+    """The state before the first token, for keys (..., M, D) and values (..., M, Dv) like these.
+
+    Raises ValueError where slots < 1.
+    """
+    _check_slots(slots)
+    batch = key.shape[:-2]
+    points, sums = _numerics.fast_dtype(key.dtype), _numerics.fast_dtype(value.dtype)
+    # some point of the manifold: distances to an empty slot count for nothing, but must be numbers
+    origin = resolve(manifold)[0].origin(slots, key.shape[-1], dtype=points, device=key.device)
+    return SummaryState(
+        origin.expand(*batch, slots, key.shape[-1]),
+        value.new_zeros(*batch, slots, dtype=sums),
+        value.new_zeros(*batch, slots, value.shape[-1], dtype=sums),
+        key.new_zeros(*batch, slots, key.shape[-1], dtype=points),
+        0,
+    )
+
+
+def summary_step(
+    state: SummaryState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    chunk: int = 64,
+    eps: float | Tensor = 1e-3,
+    power: float | Tensor = 1.0,
+    key_mask: Tensor | None = None,
+) -> tuple[Tensor, SummaryState]:
+    """The next tokens of a stream, any number of them; each query sees its own key and the earlier ones.
+
+    For every token: an empty slot takes the key as its centroid, otherwise the nearest slot takes it; its count and
+    value sum grow; the query reads. Centroids move (:func:`move_centroids`) when the number of tokens seen reaches a
+    multiple of ``chunk``: with 1 after every token. So the outcome depends on ``chunk``, not on how the stream is cut
+    into calls.
+
+    Args:
+        state: from :func:`empty_summaries` or the last call; it is not changed.
+        query: points (..., L, D). key: points (..., L, D). value: (..., L, Dv).
+        manifold: any geoopt.Manifold with ``expmap`` and ``logmap``.
+        chunk: tokens from one move of the centroids to the next, the same in all calls.
+        eps, power: positive, () or (H,).
+        key_mask: bool, broadcasts to (..., L), True = takes part; other keys leave the slots alone.
+
+    Returns:
+        (..., L, Dv), 0 while no key took part, and the new state. Gradients flow to query, key (through the
+        centroids), value, eps, power and a learnable curvature; which slot takes a key is a choice and has none.
+
+    Raises:
+        ValueError: shapes that do not fit, chunk < 1, eps or power <= 0.
+        TypeError: no floating point tensors, no manifold, a mask that is not bool.
+    """
+    query, key, value = checked_tokens(query, key, value, eps, power)
+    check_same_length(query, key, "a stream of summaries")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    if state.centroids.shape[:-2] != key.shape[:-2] or state.centroids.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"the state holds centroids {tuple(state.centroids.shape)}, which do not fit keys {tuple(key.shape)}"
+        )
+    mask = checked_key_mask(key_mask, key)
+    dtype = value.dtype
+    query, key, value = (t.to(_numerics.fast_dtype(t.dtype)) for t in (query, key, value))
+    n, at, outs = key.shape[-2], 0, []
+    while at < n:
+        length = min(n - at, chunk - state.seen % chunk)
+        together = max(1, (n - at) // chunk) if length == chunk else 1
+        rows = slice(at, at + length * together)
+        some = (t[..., rows, :] for t in (query, key, value))
+        here = None if mask is None else mask[..., rows]
+        out, state = _segments(state, *some, here, manifold, length, chunk, eps, power)
+        outs.append(out)
+        at = rows.stop
+    out = torch.cat(outs, -2) if outs else value
+    return out.to(dtype), state
+
+
+def summary_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    slots: int = 64,
+    chunk: int = 64,
+    eps: float | Tensor = 1e-3,
+    power: float | Tensor = 1.0,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Causal attention through ``slots`` running summaries, over a whole sequence.
+
+    The same numbers as :func:`summary_step` gives token by token from :func:`empty_summaries`, whose arguments and
+    errors these are; O(N (slots + chunk)) time. It is not an approximation that converges to dense attention: a query
+    sees keys only through their slots, and which slots there are depends on the order of the tokens.
+
+    Returns:
+        (..., N, Dv) in the type of the values.
+
+    Source: Ge, Riemann GeoResolver, C-HIDA.
+    """
+    query, key, value = checked_tokens(query, key, value, eps, power)
+    state = empty_summaries(key, value, manifold, slots)
+    return summary_step(state, query, key, value, manifold, chunk=chunk, eps=eps, power=power, key_mask=key_mask)[0]
+
+
+class Summaries:
+    """A stream of tokens that remembers ``slots`` summaries: :meth:`step` for every token or piece of the sequence.
+
+    Args:
+        manifold, slots, chunk, eps, power: as in :func:`summary_attention`, whose output the steps add up to.
+    """
+
+    def __init__(
+        self,
+        manifold: geoopt.Manifold,
+        slots: int = 64,
+        *,
+        chunk: int = 64,
+        eps: float | Tensor = 1e-3,
+        power: float | Tensor = 1.0,
+    ):
+        _check_slots(slots)
+        self.manifold, self.slots, self.chunk, self.eps, self.power = manifold, slots, chunk, eps, power
+        self.state: SummaryState | None = None
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+
+        state = empty_summaries(key, value, self.manifold, self.slots) if self.state is None else self.state
+        out, self.state = summary_step(
+            state,
+            query,
+            key,
+            value,
+            self.manifold,
+            chunk=self.chunk,
+            eps=self.eps,
+            power=self.power,
+            key_mask=key_mask,
+        )
+        return out
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.state = None
+
+
+def _check_slots(slots: int) -> None:
+    if slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}")
+
+
+def _segments(
+    state: SummaryState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    manifold: geoopt.Manifold,
+    length: int,
+    chunk: int,
+    eps: float | Tensor,
+    power: float | Tensor,
+) -> tuple[Tensor, SummaryState]:
+    """Pieces of ``length`` tokens that do not cross a border; several only where each is a whole chunk.
+
+    First the slots are followed from piece to piece, then all queries read, pieces in front.
+    """
+    cut = (key.shape[-2] // length, length)
+    query, key, value = (t.unflatten(-2, cut).movedim(-3, 0) for t in (query, key, value))
+    masks = [None] * len(key) if mask is None else mask.unflatten(-1, cut).movedim(-2, 0)
+    slots = state.counts.shape[-1]
+    centroids, counts, pull, seen = state.centroids, state.counts, state.pull, state.seen
+    starts, taken = [], []
+    for piece, here in zip(key, masks, strict=True):
+        may_be_empty = seen < slots or mask is not None
+        centroids, by = _assign(centroids, counts, piece, here, manifold, may_be_empty)
+        starts.append(centroids)
+        taken.append(by)
+        counts = counts + by.sum(-2)
+        pull = pull + _logs(centroids, by, piece, here, manifold)
+        seen += length
+        if seen % chunk == 0:
+            centroids = move_centroids(centroids, pull, counts, manifold).to(centroids.dtype)
+            pull = torch.zeros_like(pull)
+    centers, by = torch.stack(starts), torch.stack(taken)
+    if mask is not None:  # a masked value may be anything, also no number
+        value = torch.where(by.sum(-1, keepdim=True) > 0, value, 0.0)
+    rows = with_ones(value)
+    sums = by.mT @ rows
+    held = torch.cat((state.values, state.counts.unsqueeze(-1)), -1)
+    sums = torch.cat((held.unsqueeze(0), sums)).cumsum(0)
+    outs = []
+    each = max(1, BLOCK_WEIGHTS // max(1, query[0, ..., 0].numel() * max(slots, length)))
+    grad = torch.is_grad_enabled() and len(query) > each
+    for i in range(0, len(query), each):
+        some = slice(i, i + each)
+        given = (query[some], centers[some], by[some], rows[some], sums[:-1][some], manifold, eps, power)
+        outs.append(checkpoint(_read, *given, use_reentrant=False) if grad else _read(*given))
+    out = torch.cat(outs).movedim(0, -3).flatten(-3, -2)
+    return out, SummaryState(centroids, counts, sums[-1][..., :-1], pull, seen)
+
+
+def _assign(
+    centroids: Tensor,
+    counts: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    manifold: geoopt.Manifold,
+    may_be_empty: bool,
+) -> tuple[Tensor, Tensor]:
+    """Centroids (..., C, D), empty slots filled by the first keys, and who took which key: (..., L, C), 0 or 1."""
+    length, slots = key.shape[-2], counts.shape[-1]
+    if may_be_empty:
+        empty = counts == 0
+        rank = empty.cumsum(-1) - 1  # an empty slot takes the key of its own rank among those that take part
+        if mask is None:
+            source, there = rank, torch.full_like(rank[..., :1], length)
+        else:
+            source = torch.gather((~mask).to(torch.int8).argsort(dim=-1, stable=True), -1, rank.clamp(0, length - 1))
+            there = mask.sum(-1, keepdim=True)
+        takes = empty & (rank < there)
+        source = source.clamp(0, length - 1)
+        first = torch.gather(key, -2, source.unsqueeze(-1).expand(*source.shape, key.shape[-1]))
+        centroids = torch.where(takes.unsqueeze(-1), first, centroids)
+    with torch.no_grad():
+        d2 = cdist(key, centroids, manifold, squared=True)
+        if may_be_empty:
+            d2 = torch.where((takes | ~empty).unsqueeze(-2), d2, torch.inf)
+        nearest = d2.argmin(-1)
+        if may_be_empty:  # the key that fills a slot is that slot's, although others may lie at the same place
+            beyond = torch.where(takes, source, length)
+            own = torch.arange(slots, device=key.device).expand(beyond.shape)
+            nearest = torch.nn.functional.pad(nearest, (0, 1)).scatter(-1, beyond, own)[..., :length]
+        by = torch.nn.functional.one_hot(nearest, slots).to(counts.dtype)
+        return centroids, by if mask is None else by * mask.unsqueeze(-1)
+
+
+def _logs(centroids: Tensor, by: Tensor, key: Tensor, mask: Tensor | None, manifold: geoopt.Manifold) -> Tensor:
+    """Sums (..., C, D) of the logarithms of the keys at the centroids that took them."""
+    nearest = by.argmax(-1, keepdim=True)
+    target = torch.gather(centroids, -2, nearest.expand(*nearest.shape[:-1], key.shape[-1]))
+    if mask is not None:  # a key that takes no part may be anything, also no point; from the centroid it pulls nowhere
+        key = torch.where(mask.unsqueeze(-1), key, target.detach())
+    return by.to(key.dtype).mT @ manifold.logmap(target, key).to(key.dtype)
+
+
+def _read(
+    query: Tensor,
+    centroids: Tensor,
+    by: Tensor,
+    rows: Tensor,
+    held: Tensor,
+    manifold: geoopt.Manifold,
+    eps: float | Tensor,
+    power: float | Tensor,
+) -> Tensor:
+    """Queries (c, ..., L, D) of c pieces: what the slots held at the start, and the keys of the piece up to each."""
+    w = weights_to(query, centroids, manifold, eps, power).to(rows.dtype)
+    both = (w @ by.mT).tril() @ rows + w @ held
+    return safe_divide(both[..., :-1], both[..., -1:])
