@@ -197,7 +197,7 @@ class Summaries:
         self.state: SummaryState | None = None
 
     def step(self, query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-
+        """The next L tokens, as in :func:`summary_step`: (..., L, Dv). Where an argument is wrong, none is taken."""
         state = empty_summaries(key, value, self.manifold, self.slots) if self.state is None else self.state
         out, self.state = summary_step(
             state,
