@@ -12,6 +12,7 @@ from horosphere.manifolds.convert import (
 )
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
+from horosphere.manifolds.low_rank_metric import LowRankMetric
 from horosphere.manifolds.mean import FrechetMean, frechet_mean, midpoint
 from horosphere.manifolds.pairwise import Neighbors, cdist, knn
 from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
@@ -21,6 +22,7 @@ from horosphere.manifolds.registry import dimension_of_name, manifold_by_name, m
 from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.sphere_maps import DirectionMap, HemisphereMap, LearnedMap
 from horosphere.manifolds.stereographic import Stereographic
+from horosphere.manifolds.token_metric import TokenMetric
 
 __all__ = [
     "Chord",
@@ -30,6 +32,7 @@ __all__ = [
     "HemisphereMap",
     "LearnedMap",
     "Lorentz",
+    "LowRankMetric",
     "ManifoldParameter",
     "Neighbors",
     "PoincareBall",
@@ -37,6 +40,7 @@ __all__ = [
     "Scaled",
     "Sphere",
     "Stereographic",
+    "TokenMetric",
     "allow_loading",
     "ball_to_hyperboloid",
     "ball_to_klein",

@@ -11,6 +11,7 @@ from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import register_equivalent, resolve
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
+from horosphere.manifolds.low_rank_metric import LowRankMetric
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
 from horosphere.manifolds.sphere import Sphere
@@ -111,9 +112,12 @@ def manifold_from_config(config: dict) -> geoopt.Manifold:
         return Scaled(manifold_from_config(config["base"]), config["scale"], config["learnable"])
     if kind == "Euclidean":
         return Euclidean(config.get("ndim", 1))
+    if kind == "LowRankMetric":
+        return LowRankMetric(*(torch.tensor(config[name], dtype=torch.float64) for name in ("scale", "factor")))
     if kind not in kinds:
         raise ValueError(
-            f"not the configuration of a manifold: {config!r}; known types: {', '.join([*kinds, 'Product', 'Scaled'])}"
+            f"not the configuration of a manifold: {config!r}; "
+            f"known types: {', '.join([*kinds, 'Product', 'Scaled', 'LowRankMetric'])}"
         )
     kappa = config["kappa"]
     return kinds[kind](

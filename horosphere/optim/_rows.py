@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from horosphere.manifolds._geoopt import geoopt
+
 
 def touched(parameter: Tensor, grad: Tensor, ndim: int) -> tuple[Tensor | None, Tensor]:
     """The rows a gradient touches (None: all) and their gradients, duplicate rows of a sparse one summed.
@@ -19,6 +21,12 @@ def touched(parameter: Tensor, grad: Tensor, ndim: int) -> tuple[Tensor | None, 
         return None, grad.to_dense()
     grad = grad.coalesce()
     return grad.indices()[0], grad.values()
+
+
+def at_rows(manifold: geoopt.Manifold, rows: Tensor | None) -> geoopt.Manifold:
+    """The manifold of some rows of a parameter: another one only where each row has a metric of its own."""
+    own = getattr(type(manifold), "at_rows", None)
+    return manifold if rows is None or own is None else own(manifold, rows)
 
 
 def read(tensor: Tensor, rows: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.optim._rows import read, touched, write, zeros_for
+from horosphere.optim._rows import at_rows, read, touched, write, zeros_for
 from horosphere.optim._step import RiemannianStep
 
 __all__ = ["RiemannianAdam"]
@@ -88,6 +88,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
     def _move(self, group: dict[str, Any], p: Tensor, manifold: geoopt.Manifold) -> None:
         ndim = manifold.ndim
         rows, grad = touched(p, p.grad, ndim)
+        manifold = at_rows(manifold, rows)
         good, grad = self._usable(p, ndim, grad)
         if grad is None:
             return
