@@ -1,0 +1,283 @@
+"""Decoding with a memory of earlier tokens: the protocol every cache answers, and the one that keeps all of them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from horosphere.attention.functional import geodesic_attention
+from horosphere.manifolds._geoopt import geoopt
+
+
+@runtime_checkable
+class AttentionCache(Protocol):
+    """What an attention layer asks of the memory it decodes with: one object a layer, for one batch of sequences.
+
+    A cache *answers* :meth:`attend` instead of handing keys and values back, because not every cache has them: a
+    compressed one decodes them block by block, a summary keeps a fixed number of centroids. Points are given as they
+    lie on the manifold, after rotary positions and the map.
+    """
+
+    @property
+    def seen(self) -> int:
+        """How many tokens were appended since the start or the last reset: the position of the next one."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        manifold: geoopt.Manifold,
+        *,
+        key_mask: Tensor | None = None,
+        enable_gqa: bool = False,
+        eps: float | Tensor = 1e-3,
+        power: float | Tensor = 1.0,
+        weight: str = "inverse",
+        precision: str = "auto",
+        owner: object = None,
+    ) -> Tensor:
+        """Append L tokens, then attend: query i sees everything held before and the new keys 0..i (lower right).
+
+        One call with L tokens equals L calls with one. Where an argument is wrong, nothing is appended.
+
+        Args:
+            query: points (B, H, L, D). key: points (B, H', L, D). value: (B, H', L, Dv). H' = H, or with ``enable_gqa``
+                a divisor of it.
+            manifold, eps, power, weight, precision: as in :func:`geodesic_attention`; the same in every call.
+            key_mask: (B, L) bool of the new tokens, True = takes part; it is remembered. False for padding.
+            owner: the layer that asks; a cache answers one layer only.
+
+        Returns:
+            (B, H, L, Dv).
+
+        Raises:
+            ValueError: shapes, type, device or owner differ from those of the first call.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget everything, the shapes and the owner included."""
+        ...
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep the sequences ``index`` (B',) of the batch, in that order: beam search, or a batch that shrinks."""
+        ...
+
+
+class FirstUse:
+    """What the first tokens of a cache were like, and whose they were; every cache checks later ones against it.
+
+    The owner is held weakly and not copied: a copied cache belongs to the first layer that uses it.
+    """
+
+    def __init__(self):
+        self._like: tuple[Any, ...] | None = None
+        self._owner: weakref.ref | None = None
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, owner: object) -> None:
+        """ValueError where the new tokens do not fit each other or the first ones; nothing is changed then."""
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        if not query.dim() == key.dim() == value.dim() == 4:
+            raise ValueError(f"a cache takes query, key and value (B, H, L, D), got {shapes}")
+        same = key.shape[:3] == value.shape[:3]
+        if (
+            not same
+            or query.shape[0] != key.shape[0]
+            or query.shape[2] != key.shape[2]
+            or query.shape[3] != key.shape[3]
+        ):
+            raise ValueError(
+                f"query, key and value are those of the same new tokens (B, H, L, D), of one batch, length and point "
+                f"size, key and value of the same heads; got {shapes}"
+            )
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (key.shape[0], key.shape[2])):
+            raise ValueError(
+                f"key_mask must be bool of shape {(key.shape[0], key.shape[2])}, the new tokens only, True where a "
+                f"token takes part; got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
+            )
+        like = self._described(key, value)
+        if self._like is not None and like != self._like:
+            raise ValueError(
+                "this cache holds tokens with (batch, key heads, point size, value size, type, device) = "
+                f"{self._like}, got {like}: use one cache a layer and batch, or reset() it"
+            )
+        held = self._owner() if self._owner is not None else None
+        if owner is not None and held is not None and held is not owner:
+            raise ValueError("this cache holds the tokens of another layer: give every layer a cache of its own")
+
+    def remember(self, key: Tensor, value: Tensor, owner: object) -> None:
+        self._like = self._described(key, value)
+        if owner is not None:
+            self._owner = weakref.ref(owner)
+
+    @staticmethod
+    def _described(key: Tensor, value: Tensor) -> tuple[Any, ...]:
+        return (key.shape[0], key.shape[1], key.shape[3], value.shape[3], key.dtype, str(key.device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_like": self._like, "_owner": None}
+
+
+class DenseCache(torch.nn.Module):
+    """Keeps the points and values of every token: decoding that equals the parallel causal forward exactly.
+
+    Memory grows in doubling steps, so a step costs what attention over the tokens held costs. Under
+    ``torch.no_grad`` tokens are written in place; where gradients are recorded they flow to earlier tokens too.
+
+    A module without parameters, so that ``to``, ``state_dict``, copies and pickles carry its tokens.
+    """
+
+    _names = ("key_store", "value_store", "mask_store")
+
+    def __init__(self):
+        super().__init__()
+        for name in self._names:
+            self.register_buffer(name, None)
+        self._seen = 0
+        self._first = FirstUse()
+
+    @property
+    def seen(self) -> int:
+        """How many tokens are held."""
+        return self._seen
+
+    @property
+    def key(self) -> Tensor | None:
+        """The points held, (B, H', seen, D); None while empty. A view: the next append may write beside it."""
+        return None if self.key_store is None else self.key_store[:, :, : self._seen]
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values held, (B, H', seen, Dv); None while empty."""
+        return None if self.value_store is None else self.value_store[:, :, : self._seen]
+
+    @property
+    def key_mask(self) -> Tensor | None:
+        """(B, seen) bool, True = takes part; None as long as no token was masked."""
+        return None if self.mask_store is None else self.mask_store[:, : self._seen]
+
+    def append(
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Hold L more tokens, key (B, H', L, D), value (B, H', L, Dv), and return all that are held with their mask."""
+        self._first.check(key, key, value, key_mask, None)
+        if key_mask is not None and self.mask_store is None:
+            rows = 0 if self.key_store is None else self.key_store.shape[2]
+            self.mask_store = key_mask.new_ones(key.shape[0], rows)
+        if key_mask is None and self.mask_store is not None:
+            key_mask = self.mask_store.new_ones(key.shape[0], key.shape[2])
+        self.key_store = _extended(self.key_store, self._seen, key, 2)
+        self.value_store = _extended(self.value_store, self._seen, value, 2)
+        if key_mask is not None:
+            self.mask_store = _extended(self.mask_store, self._seen, key_mask, 1)
+        self._seen += key.shape[2]
+        self._first.remember(key, value, None)
+        return self.key, self.value, self.key_mask
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        manifold: geoopt.Manifold,
+        *,
+        key_mask: Tensor | None = None,
+        enable_gqa: bool = False,
+        eps: float | Tensor = 1e-3,
+        power: float | Tensor = 1.0,
+        weight: str = "inverse",
+        precision: str = "auto",
+        owner: object = None,
+    ) -> Tensor:
+        """Append, then attend with the causal mask aligned lower right: see :class:`AttentionCache`."""
+        self._first.check(query, key, value, key_mask, owner)
+        keys, values, held_mask = self.append(key, value, key_mask)
+        self._first.remember(key, value, owner)
+        return geodesic_attention(
+            query,
+            keys,
+            values,
+            manifold,
+            attn_mask=lower_right(query.shape[2], keys.shape[2], held_mask, query.device),
+            enable_gqa=enable_gqa,
+            eps=eps,
+            power=power,
+            weight=weight,
+            precision=precision,
+        )
+
+    def reset(self) -> None:
+        """Forget everything, the shapes and the owner included."""
+        for name in self._names:
+            setattr(self, name, None)
+        self._seen = 0
+        self._first = FirstUse()
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep the sequences ``index`` (B',) of the batch, in that order."""
+        if self.key_store is None:
+            raise ValueError("an empty cache has no sequences to reorder")
+        kept = {name: t.index_select(0, index) for name in self._names if (t := getattr(self, name)) is not None}
+        for name, store in kept.items():
+            setattr(self, name, store)
+        self._first.remember(self.key_store, self.value_store, None)
+
+    def get_extra_state(self) -> int:
+        return self._seen
+
+    def set_extra_state(self, state: int) -> None:
+        self._seen = state
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        # as many tokens as were saved, whatever is held now
+        self.reset()
+        for name in self._names:
+            stored = state_dict.get(prefix + name)
+            setattr(self, name, None if stored is None else stored.clone())
+        if self.key_store is not None:
+            self._first.remember(self.key_store, self.value_store, None)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        if self.key_store is not None:
+            self._first.remember(self.key_store, self.value_store, None)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self._seen} tokens" + ("" if self.key_store is None else f", keys {tuple(self.key.shape)}")
+
+
+def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
+    """The mask of ``geodesic_attention`` for the last ``queries`` of ``keys`` tokens, each seeing itself and earlier.
+
+    key_mask (B, keys) bool or None. One query sees every key: then there is nothing to mask but padding.
+    """
+    if key_mask is None:
+        return None if queries == 1 else causal_lower_right(queries, keys)
+    mask = key_mask[:, None, None, :]
+    if queries == 1:
+        return mask
+    return mask & torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def _extended(store: Tensor | None, used: int, new: Tensor, dim: int) -> Tensor:
+    """A tensor whose first ``used`` entries along dim are those of store, followed by new; in place where that fits."""
+    if store is None:
+        return new.clone()
+    total = used + new.shape[dim]
+    if torch.is_grad_enabled():  # what was attended to so far may be needed by a backward pass
+        return torch.cat((store.narrow(dim, 0, used), new), dim)
+    frozen = store.requires_grad or (store.is_inference() and not torch.is_inference_mode_enabled())
+    if frozen or total > store.shape[dim]:
+        grown = new.new_empty(*new.shape[:dim], max(total, 2 * used), *new.shape[dim + 1 :])
+        grown.narrow(dim, 0, used).copy_(store.narrow(dim, 0, used))
+        store = grown
+    store.narrow(dim, used, new.shape[dim]).copy_(new)
+    return store
