@@ -30,7 +30,7 @@ from horosphere.manifolds import (
 )
 
 __version__ = "0.1.0"
-_LAZY = ("data", "embedding", "testing")
+_LAZY = ("data", "embedding", "integrations", "memory", "models", "routing", "testing")
 
 __all__ = [
     "Chord",
@@ -52,10 +52,14 @@ __all__ = [
     "data",
     "embedding",
     "frechet_mean",
+    "integrations",
     "knn",
     "manifolds",
+    "memory",
     "midpoint",
+    "models",
     "optim",
+    "routing",
     "testing",
 ]
 

@@ -1,0 +1,1 @@
+"""Whole models: blocks, language-model heads, and their files."""
