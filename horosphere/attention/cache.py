@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from horosphere.attention.functional import geodesic_attention
 from horosphere.manifolds._geoopt import geoopt
@@ -260,6 +259,8 @@ def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.
     key_mask (B, keys) bool or None. One query sees every key: then there is nothing to mask but padding.
     """
     if key_mask is None:
+        from torch.nn.attention.bias import causal_lower_right  # here, because it imports triton
+
         return None if queries == 1 else causal_lower_right(queries, keys)
     mask = key_mask[:, None, None, :]
     if queries == 1:
