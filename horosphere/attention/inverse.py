@@ -7,7 +7,9 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.attention.arguments import checked
+from horosphere.kernels.reference.attention import squared_distances
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import chords
 from horosphere.manifolds.pairwise import cdist
 
 
@@ -29,8 +31,24 @@ def by_head(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
 
 def weights_to(x: Tensor, y: Tensor, manifold: geoopt.Manifold, eps: float | Tensor, power: float | Tensor) -> Tensor:
     """Inverse-distance weights (..., N, M) of points x (..., N, D) to a small set y (..., M, D), not normalised."""
-    d2 = cdist(x, y, manifold, squared=True)
+    d2 = _squared_distances(chords(manifold, x), chords(manifold, y), by_head(eps, torch.float64))
+    if d2 is None:
+        d2 = cdist(x, y, manifold, squared=True)
     return inverse_weights(d2.to(_numerics.fast_dtype(d2.dtype)), eps, power)
+
+
+def closeness(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
+    """(..., N, M) numbers that grow with the distance from x to y; exactly 0 for identical points."""
+    parts = [chords(manifold, x), chords(manifold, y)]
+    if parts[0] is not None and len(parts[0]) == 1 and not parts[0][0].time_dims:
+        parts = [(p[0]._replace(kappa=0.0),) for p in parts]  # the chord itself, without its arc
+    d2 = _squared_distances(*parts, 0.0)
+    return cdist(x, y, manifold, squared=True) if d2 is None else d2
+
+
+def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
+    # inside torch.compile pairs cannot be looked at one by one, and the plain form for all of them holds N M D numbers
+    return None if xs is None else squared_distances(xs, ys, eps, not torch.compiler.is_compiling())
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

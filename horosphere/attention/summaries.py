@@ -22,16 +22,17 @@ from horosphere.attention.inverse import (
     check_same_length,
     checked_key_mask,
     checked_tokens,
+    closeness,
     safe_divide,
     weights_to,
     with_ones,
 )
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
-from horosphere.manifolds.pairwise import cdist
 
-# Weights of queries to slots worked at a time: 2^20 float32 are 4 MiB, about eight of which are alive.
-BLOCK_WEIGHTS = 2**20
+# Weights of queries to slots above which the backward pass works them again: 2^22 float32 are 16 MiB, of which training
+# would hold about eight times as much.
+KEPT_WEIGHTS = 2**22
 
 
 class SummaryState(NamedTuple):
@@ -135,13 +136,14 @@ def summary_step(
     dtype = value.dtype
     query, key, value = (t.to(_numerics.fast_dtype(t.dtype)) for t in (query, key, value))
     n, at, outs = key.shape[-2], 0, []
+    # the transforms of torch.func do not go through checkpoint's hooks
+    again = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+    again = again and query.shape[:-1].numel() * (state.counts.shape[-1] + chunk) > KEPT_WEIGHTS
     while at < n:
-        length = min(n - at, chunk - state.seen % chunk)
-        together = max(1, (n - at) // chunk) if length == chunk else 1
-        rows = slice(at, at + length * together)
+        rows = slice(at, at + min(n - at, chunk - state.seen % chunk))
         some = (t[..., rows, :] for t in (query, key, value))
         here = None if mask is None else mask[..., rows]
-        out, state = _segments(state, *some, here, manifold, length, chunk, eps, power)
+        out, state = _piece(state, *some, here, manifold, chunk, eps, power, again)
         outs.append(out)
         at = rows.stop
     out = torch.cat(outs, -2) if outs else value
@@ -222,67 +224,41 @@ def _check_slots(slots: int) -> None:
         raise ValueError(f"slots must be at least 1, got {slots}")
 
 
-def _segments(
+def _piece(
     state: SummaryState,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     manifold: geoopt.Manifold,
-    length: int,
     chunk: int,
     eps: float | Tensor,
     power: float | Tensor,
+    again: bool,
 ) -> tuple[Tensor, SummaryState]:
-    """Pieces of ``length`` tokens that do not cross a border; several only where each is a whole chunk.
-
-    First the slots are followed from piece to piece, then all queries read, pieces in front.
-    """
-    cut = (key.shape[-2] // length, length)
-    query, key, value = (t.unflatten(-2, cut).movedim(-3, 0) for t in (query, key, value))
-    masks = [None] * len(key) if mask is None else mask.unflatten(-1, cut).movedim(-2, 0)
-    slots = state.counts.shape[-1]
-    centroids, counts, pull, seen = state.centroids, state.counts, state.pull, state.seen
-    starts, taken = [], []
-    for piece, here in zip(key, masks, strict=True):
-        may_be_empty = seen < slots or mask is not None
-        centroids, by = _assign(centroids, counts, piece, here, manifold, may_be_empty)
-        starts.append(centroids)
-        taken.append(by)
-        counts = counts + by.sum(-2)
-        pull = pull + _logs(centroids, by, piece, here, manifold)
-        seen += length
-        if seen % chunk == 0:
-            centroids = move_centroids(centroids, pull, counts, manifold).to(centroids.dtype)
-            pull = torch.zeros_like(pull)
-    centers, by = torch.stack(starts), torch.stack(taken)
+    """The tokens up to the next border of the centroids."""
+    centroids, by = _assign(state, key, mask, manifold)
     if mask is not None:  # a masked value may be anything, also no number
-        value = torch.where(by.sum(-1, keepdim=True) > 0, value, 0.0)
+        value = torch.where(mask.unsqueeze(-1), value, 0.0)
     rows = with_ones(value)
-    sums = by.mT @ rows
     held = torch.cat((state.values, state.counts.unsqueeze(-1)), -1)
-    sums = torch.cat((held.unsqueeze(0), sums)).cumsum(0)
-    outs = []
-    each = max(1, BLOCK_WEIGHTS // max(1, query[0, ..., 0].numel() * max(slots, length)))
-    grad = torch.is_grad_enabled() and len(query) > each
-    for i in range(0, len(query), each):
-        some = slice(i, i + each)
-        given = (query[some], centers[some], by[some], rows[some], sums[:-1][some], manifold, eps, power)
-        outs.append(checkpoint(_read, *given, use_reentrant=False) if grad else _read(*given))
-    out = torch.cat(outs).movedim(0, -3).flatten(-3, -2)
-    return out, SummaryState(centroids, counts, sums[-1][..., :-1], pull, seen)
+    given = (query, centroids, by, rows, held, manifold, eps, power)
+    out = checkpoint(_read, *given, use_reentrant=False) if again else _read(*given)
+    held = held + by.mT @ rows
+    counts = held[..., -1].detach()
+    pull = state.pull + _logs(centroids, by, key, mask, manifold)
+    seen = state.seen + key.shape[-2]
+    if seen % chunk == 0:
+        centroids = move_centroids(centroids, pull, counts, manifold).to(centroids.dtype)
+        pull = torch.zeros_like(pull)
+    return out, SummaryState(centroids, counts, held[..., :-1], pull, seen)
 
 
-def _assign(
-    centroids: Tensor,
-    counts: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    manifold: geoopt.Manifold,
-    may_be_empty: bool,
-) -> tuple[Tensor, Tensor]:
+def _assign(state: SummaryState, key: Tensor, mask: Tensor | None, manifold: geoopt.Manifold) -> tuple[Tensor, Tensor]:
     """Centroids (..., C, D), empty slots filled by the first keys, and who took which key: (..., L, C), 0 or 1."""
+    centroids, counts = state.centroids, state.counts
     length, slots = key.shape[-2], counts.shape[-1]
+    may_be_empty = state.seen < slots or mask is not None
     if may_be_empty:
         empty = counts == 0
         rank = empty.cumsum(-1) - 1  # an empty slot takes the key of its own rank among those that take part
@@ -296,7 +272,7 @@ def _assign(
         first = torch.gather(key, -2, source.unsqueeze(-1).expand(*source.shape, key.shape[-1]))
         centroids = torch.where(takes.unsqueeze(-1), first, centroids)
     with torch.no_grad():
-        d2 = cdist(key, centroids, manifold, squared=True)
+        d2 = closeness(key, centroids, manifold)
         if may_be_empty:
             d2 = torch.where((takes | ~empty).unsqueeze(-2), d2, torch.inf)
         nearest = d2.argmin(-1)
@@ -327,7 +303,7 @@ def _read(
     eps: float | Tensor,
     power: float | Tensor,
 ) -> Tensor:
-    """Queries (c, ..., L, D) of c pieces: what the slots held at the start, and the keys of the piece up to each."""
+    """Out (..., L, Dv) from what the slots held at the start, and the keys of the piece up to each query."""
     w = weights_to(query, centroids, manifold, eps, power).to(rows.dtype)
     both = (w @ by.mT).tril() @ rows + w @ held
     return safe_divide(both[..., :-1], both[..., -1:])

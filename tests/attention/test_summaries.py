@@ -182,12 +182,12 @@ class Wrapped(torch.nn.Module):
         return summary_attention(*given, self.manifold, slots=3, chunk=2, eps=0.1)
 
 
-def test_large_batches_are_worked_in_pieces(monkeypatch):
+def test_weights_worked_again_in_the_backward_pass(monkeypatch):
     manifold = hs.PoincareBall()
     given = [t.requires_grad_() for t in tokens(manifold, 24)]
     whole = summary_attention(*given, manifold, slots=4, chunk=4)
     right = torch.autograd.grad(whole.pow(2).sum(), given)
-    monkeypatch.setattr("horosphere.attention.summaries.BLOCK_WEIGHTS", 100)
+    monkeypatch.setattr("horosphere.attention.summaries.KEPT_WEIGHTS", 100)
     out = summary_attention(*given, manifold, slots=4, chunk=4)
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(torch.autograd.grad(out.pow(2).sum(), given), right)
