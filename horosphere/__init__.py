@@ -26,6 +26,7 @@ from horosphere.manifolds import (
     convert,
     frechet_mean,
     knn,
+    metric_sqdist,
     midpoint,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "knn",
     "manifolds",
     "memory",
+    "metric_sqdist",
     "midpoint",
     "models",
     "optim",

@@ -14,6 +14,7 @@ from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.low_rank_metric import LowRankMetric
 from horosphere.manifolds.mean import FrechetMean, frechet_mean, midpoint
+from horosphere.manifolds.metric_distance import metric_sqdist
 from horosphere.manifolds.pairwise import Neighbors, cdist, knn
 from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
 from horosphere.manifolds.poincare import PoincareBall
@@ -56,6 +57,7 @@ __all__ = [
     "knn",
     "manifold_by_name",
     "manifold_from_config",
+    "metric_sqdist",
     "midpoint",
     "register_equivalent",
 ]

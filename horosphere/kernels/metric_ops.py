@@ -1,0 +1,92 @@
+"""Distances under per-token metrics as a torch custom operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.kernels.blocked.metric_sqdist import sqdist as blocked_sqdist
+from horosphere.kernels.blocked.metric_sqdist import sqdist_backward as blocked_sqdist_backward
+from horosphere.kernels.fibres import Fibres, fibres_of
+from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.reference import metric_sqdist as reference
+
+
+def metric_sqdist(f: Fibres, *, resolve: bool, impl: str) -> Tensor:
+    """Squared distances of all pairs, (..., N, M), float32 or float64.
+
+    Args:
+        f: points and metrics.
+        resolve: work in float64 and pairs that even this does not resolve from differences; else products run in the
+            tensors' own type.
+        impl: "reference" or "blocked".
+    """
+    if impl == "reference":
+        return reference.sqdist(f, torch.float64 if resolve else f.dtype).to(f.dtype)
+    return torch.ops.horosphere.metric_sqdist(f.tensors(), f.end, resolve)
+
+
+def _work(f: Fibres, resolve: bool) -> tuple[torch.dtype, float | None]:
+    if not resolve:
+        return f.dtype, None
+    return torch.float64, 2 * _numerics.promised_tolerance(f.dtype)
+
+
+torch.library.define(
+    "horosphere::metric_sqdist",
+    "(Tensor[] tensors, str end, bool resolve) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("horosphere::metric_sqdist", "default")
+def _(tensors, end, resolve):
+    f = fibres_of(tensors, end)
+    with without_autocast(f.q.device):
+        return blocked_sqdist(f, *_work(f, resolve))
+
+
+@torch.library.register_fake("horosphere::metric_sqdist")
+def _(tensors, end, resolve):
+    f = fibres_of(tensors, end)
+    return f.q.new_empty(*f.batch, f.q.shape[-2], f.k.shape[-2], dtype=f.dtype)
+
+
+torch.library.define(
+    "horosphere::metric_sqdist_backward",
+    "(Tensor grad, Tensor[] tensors, str end, bool resolve) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("horosphere::metric_sqdist_backward", "default")
+def _(grad, tensors, end, resolve):
+    f = fibres_of(tensors, end)
+    with without_autocast(grad.device):
+        return blocked_sqdist_backward(grad, f, _work(f, resolve)[0])
+
+
+@torch.library.register_fake("horosphere::metric_sqdist_backward")
+def _(grad, tensors, end, resolve):
+    return [t.new_empty(t.shape) for t in tensors]
+
+
+def _save(ctx, inputs, output):
+    tensors, ctx.end, ctx.resolve = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, grad):
+    tensors = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return torch.ops.horosphere.metric_sqdist_backward(grad, tensors, ctx.end, ctx.resolve), None, None
+    # a second derivative is wanted: that of the plain form. A tensor may be there twice, each place its own alias
+    places = [t.view_as(t) for t in tensors]
+    out = metric_sqdist(fibres_of(places, ctx.end), resolve=ctx.resolve, impl="reference")
+    wanted = [p for p in places if p.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if p.requires_grad else None for p in places], None, None
+
+
+torch.library.register_autograd("horosphere::metric_sqdist", _backward, setup_context=_save)

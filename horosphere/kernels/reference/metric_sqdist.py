@@ -1,0 +1,47 @@
+r"""Squared distances under per-token metrics: the plain form that every faster one is measured against.
+
+With :math:`\delta = q_i - k_j` and G the metric of one end,
+
+    |delta|_G^2 = s^2 |delta|^2 + sum_r (U_r^T delta)^2,
+
+at both ends the mean of the two. :math:`U_{ir}^T k_j` is R matrix products N x M; their squares are added one by one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.fibres import Fibres
+
+
+def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
+    """(..., N, M) in product form, in the type ``dtype``; differentiable any number of times."""
+    q, k, scale_q, factor_q, scale_k, factor_k = (None if t is None else t.to(dtype) for t in f)
+    norms = (q * q).sum(-1).unsqueeze(-1) + (k * k).sum(-1).unsqueeze(-2)
+    u = (norms - 2 * (q @ k.mT)).clamp(min=0.0)
+    scales = 0.0
+    if scale_q is not None:
+        scales = (scale_q**2).unsqueeze(-1)
+    if scale_k is not None:
+        scales = scales + (scale_k**2).unsqueeze(-2)
+    d2 = u * scales
+    if factor_q is not None:
+        for column in factor_q.unbind(-1):
+            d2 = d2 + ((column * q).sum(-1).unsqueeze(-1) - column @ k.mT) ** 2
+    if factor_k is not None:
+        for column in factor_k.unbind(-1):
+            d2 = d2 + (q @ column.mT - (column * k).sum(-1).unsqueeze(-2)) ** 2
+    return d2 if f.share == 1 else d2 * f.share
+
+
+def by_differences(f: Fibres) -> Tensor:
+    """Squared distances of row pairs, q and k both (P, D) with metrics (P,): from q - k in float64, (P,)."""
+    delta = f.q.to(torch.float64) - f.k.to(torch.float64)
+    square = (delta * delta).sum(-1)
+    total = torch.zeros_like(square)
+    for scale, factor in ((f.scale_q, f.factor_q), (f.scale_k, f.factor_k)):
+        if scale is not None:
+            inside = torch.einsum("pdr,pd->pr", factor.to(torch.float64), delta)
+            total = total + scale.to(torch.float64) ** 2 * square + (inside * inside).sum(-1)
+    return f.share * total
