@@ -69,30 +69,53 @@ class AttentionCache(Protocol):
         ...
 
 
-class FirstUse:
-    """What the first tokens of a cache were like, and whose they were; every cache checks later ones against it.
+class CacheTokens(torch.nn.Module):
+    """What every cache here is made of: tensors by name, a count of tokens, and what the first tokens were like.
 
-    The owner is held weakly and not copied: a copied cache belongs to the first layer that uses it.
+    A module without parameters, so that ``to``, ``state_dict``, copies and pickles carry its tokens. A subclass names
+    its tensors, whose first dimension is the batch, and says what :meth:`attend` does with them.
+    The layer that used it first is held weakly and not copied: a copy belongs to the first layer that uses it.
     """
 
+    names: tuple[str, ...] = ()
+
     def __init__(self):
+        super().__init__()
+        for name in self.names:
+            self.register_buffer(name, None)
+        self._seen = 0
         self._like: tuple[Any, ...] | None = None
         self._owner: weakref.ref | None = None
 
+    @property
+    def seen(self) -> int:
+        """How many tokens were appended."""
+        return self._seen
+
+    def reset(self) -> None:
+        """Forget everything, the shapes and the owner included."""
+        for name in self.names:
+            setattr(self, name, None)
+        self._seen, self._like, self._owner = 0, None, None
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep the sequences ``index`` (B',) of the batch, in that order."""
+        if self._like is None:
+            raise ValueError("an empty cache has no sequences to reorder")
+        kept = {name: t.index_select(0, index) for name in self.names if (t := getattr(self, name)) is not None}
+        for name, tensor in kept.items():
+            setattr(self, name, tensor)
+        self._like = (len(index), *self._like[1:])
+
     def check(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, owner: object) -> None:
-        """ValueError where the new tokens do not fit each other or the first ones; nothing is changed then."""
+        """ValueError where new tokens do not fit each other or those held; nothing is changed then."""
         shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         if not query.dim() == key.dim() == value.dim() == 4:
             raise ValueError(f"a cache takes query, key and value (B, H, L, D), got {shapes}")
-        same = key.shape[:3] == value.shape[:3]
-        if (
-            not same
-            or query.shape[0] != key.shape[0]
-            or query.shape[2] != key.shape[2]
-            or query.shape[3] != key.shape[3]
-        ):
+        fits = query.shape[0] == key.shape[0] and query.shape[2:] == key.shape[2:] and key.shape[:3] == value.shape[:3]
+        if not fits:
             raise ValueError(
-                f"query, key and value are those of the same new tokens (B, H, L, D), of one batch, length and point "
+                "query, key and value are those of the same new tokens (B, H, L, D), of one batch, length and point "
                 f"size, key and value of the same heads; got {shapes}"
             )
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (key.shape[0], key.shape[2])):
@@ -100,8 +123,8 @@ class FirstUse:
                 f"key_mask must be bool of shape {(key.shape[0], key.shape[2])}, the new tokens only, True where a "
                 f"token takes part; got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
             )
-        like = self._described(key, value)
-        if self._like is not None and like != self._like:
+        like = self._description(key, value)
+        if self._like is not None and any(a not in (None, b) for a, b in zip(self._like, like, strict=True)):
             raise ValueError(
                 "this cache holds tokens with (batch, key heads, point size, value size, type, device) = "
                 f"{self._like}, got {like}: use one cache a layer and batch, or reset() it"
@@ -111,40 +134,51 @@ class FirstUse:
             raise ValueError("this cache holds the tokens of another layer: give every layer a cache of its own")
 
     def remember(self, key: Tensor, value: Tensor, owner: object) -> None:
-        self._like = self._described(key, value)
+        """Count tokens that are held now, and note what they are like and whose."""
+        self._seen += key.shape[2]
+        self._like = self._description(key, value)
         if owner is not None:
             self._owner = weakref.ref(owner)
 
     @staticmethod
-    def _described(key: Tensor, value: Tensor) -> tuple[Any, ...]:
-        return (key.shape[0], key.shape[1], key.shape[3], value.shape[3], key.dtype, str(key.device))
+    def _description(key: Tensor, value: Tensor) -> tuple[Any, ...]:
+        return (key.shape[0], key.shape[1], key.shape[3], value.shape[3], str(key.dtype), str(key.device))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_like": self._like, "_owner": None}
+        return self.__dict__ | {"_owner": None}
+
+    def get_extra_state(self) -> tuple[int, tuple[Any, ...] | None]:
+        return self._seen, self._like
+
+    def set_extra_state(self, state: tuple[int, tuple[Any, ...] | None]) -> None:
+        self._seen, self._like = state
+
+    def _load_from_state_dict(self, state_dict, prefix, *others):
+        # as many tokens as were saved, whatever is held now
+        self.reset()
+        for name in self.names:
+            stored = state_dict.get(prefix + name)
+            setattr(self, name, None if stored is None else stored.clone())
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        if self._like is not None:
+            self._like = (*self._like[:4], None, None)  # type and device are new
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self._seen} tokens"
 
 
-class DenseCache(torch.nn.Module):
+class DenseCache(CacheTokens):
     """Keeps the points and values of every token: decoding that equals the parallel causal forward exactly.
 
     Memory grows in doubling steps, so a step costs what attention over the tokens held costs. Under
     ``torch.no_grad`` tokens are written in place; where gradients are recorded they flow to earlier tokens too.
-
-    A module without parameters, so that ``to``, ``state_dict``, copies and pickles carry its tokens.
     """
 
-    _names = ("key_store", "value_store", "mask_store")
-
-    def __init__(self):
-        super().__init__()
-        for name in self._names:
-            self.register_buffer(name, None)
-        self._seen = 0
-        self._first = FirstUse()
-
-    @property
-    def seen(self) -> int:
-        """How many tokens are held."""
-        return self._seen
+    names = ("key_store", "value_store", "mask_store")
 
     @property
     def key(self) -> Tensor | None:
@@ -162,10 +196,10 @@ class DenseCache(torch.nn.Module):
         return None if self.mask_store is None else self.mask_store[:, : self._seen]
 
     def append(
-        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None, *, owner: object = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Hold L more tokens, key (B, H', L, D), value (B, H', L, Dv), and return all that are held with their mask."""
-        self._first.check(key, key, value, key_mask, None)
+        self.check(key, key, value, key_mask, owner)
         if key_mask is not None and self.mask_store is None:
             rows = 0 if self.key_store is None else self.key_store.shape[2]
             self.mask_store = key_mask.new_ones(key.shape[0], rows)
@@ -175,8 +209,7 @@ class DenseCache(torch.nn.Module):
         self.value_store = _extended(self.value_store, self._seen, value, 2)
         if key_mask is not None:
             self.mask_store = _extended(self.mask_store, self._seen, key_mask, 1)
-        self._seen += key.shape[2]
-        self._first.remember(key, value, None)
+        self.remember(key, value, owner)
         return self.key, self.value, self.key_mask
 
     def attend(
@@ -195,9 +228,8 @@ class DenseCache(torch.nn.Module):
         owner: object = None,
     ) -> Tensor:
         """Append, then attend with the causal mask aligned lower right: see :class:`AttentionCache`."""
-        self._first.check(query, key, value, key_mask, owner)
-        keys, values, held_mask = self.append(key, value, key_mask)
-        self._first.remember(key, value, owner)
+        self.check(query, key, value, key_mask, owner)
+        keys, values, held_mask = self.append(key, value, key_mask, owner=owner)
         return geodesic_attention(
             query,
             keys,
@@ -210,47 +242,6 @@ class DenseCache(torch.nn.Module):
             weight=weight,
             precision=precision,
         )
-
-    def reset(self) -> None:
-        """Forget everything, the shapes and the owner included."""
-        for name in self._names:
-            setattr(self, name, None)
-        self._seen = 0
-        self._first = FirstUse()
-
-    def reorder(self, index: Tensor) -> None:
-        """Keep the sequences ``index`` (B',) of the batch, in that order."""
-        if self.key_store is None:
-            raise ValueError("an empty cache has no sequences to reorder")
-        kept = {name: t.index_select(0, index) for name in self._names if (t := getattr(self, name)) is not None}
-        for name, store in kept.items():
-            setattr(self, name, store)
-        self._first.remember(self.key_store, self.value_store, None)
-
-    def get_extra_state(self) -> int:
-        return self._seen
-
-    def set_extra_state(self, state: int) -> None:
-        self._seen = state
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        # as many tokens as were saved, whatever is held now
-        self.reset()
-        for name in self._names:
-            stored = state_dict.get(prefix + name)
-            setattr(self, name, None if stored is None else stored.clone())
-        if self.key_store is not None:
-            self._first.remember(self.key_store, self.value_store, None)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
-        if self.key_store is not None:
-            self._first.remember(self.key_store, self.value_store, None)
-        return self
-
-    def extra_repr(self) -> str:
-        return f"{self._seen} tokens" + ("" if self.key_store is None else f", keys {tuple(self.key.shape)}")
 
 
 def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
