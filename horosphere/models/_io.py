@@ -1,0 +1,48 @@
+"""Models in files: the tensors of a state_dict and the configuration, in one safetensors file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TypeVar
+
+import torch
+from safetensors.torch import save as to_bytes
+
+from horosphere import _files
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def save_model(path: str | os.PathLike, model: torch.nn.Module) -> None:
+    """Write ``model.state_dict()`` and ``model.config``, a dataclass of JSON-able fields, whole or not at all.
+
+    A tensor that several names share is written for each of them.
+    """
+    tensors = {
+        name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()
+    }
+    _files.save(path, type(model).__name__, tensors, {"config": dataclasses.asdict(model.config)}, to_bytes)
+
+
+def load_model(path: str | os.PathLike, model_class: type[Model], config_class: type) -> Model:
+    """The model that :func:`save_model` wrote, ``model_class(config)`` with its numbers, on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no whole file of this kind, or its configuration or tensors are not those of this class.
+    """
+    tensors, about = _files.load(path, model_class.__name__, "pt")
+    try:
+        config = config_class(**about["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has a configuration that {config_class.__name__} does not take: {error}") from None
+    model = model_class(config)
+    for name, t in model.state_dict(keep_vars=True).items():
+        if name in tensors:
+            t.data = t.data.to(tensors[name].dtype)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not hold the tensors of a {model_class.__name__}: {error}") from None
+    return model
