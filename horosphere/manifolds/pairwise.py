@@ -161,7 +161,7 @@ def _nearest_of_rows(at: tuple[Tensor, ...], x: Tensor, y: Tensor, manifold: geo
 def _distances_to(x: Tensor, y: Tensor, indices: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, K) of every x to the y at indices (..., N, K)."""
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
-        return _pairs_of_rows(x, _rows_of(y, indices), manifold)
+        return pairs_of_rows(x, _rows_of(y, indices), manifold)
     rows = torch.arange(x.shape[:-1].numel(), device=x.device).view(*x.shape[:-1], 1)
     return _picked_pairs((rows * y.shape[-2] + indices).flatten(), x, y, manifold).view(indices.shape)
 
@@ -303,10 +303,10 @@ def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
     for kappa in (*one.parameters(), *one.buffers()):  # before the reshape: the message shows the shape that was given
         if kappa.dim():
             check_kappa_shape(kappa, x)
-    return _pairs_of_rows(x, y.unsqueeze(-3).expand(*x.shape[:-1], *y.shape[-2:]), manifold)
+    return pairs_of_rows(x, y.unsqueeze(-3).expand(*x.shape[:-1], *y.shape[-2:]), manifold)
 
 
-def _pairs_of_rows(x: Tensor, chosen: Tensor, manifold: geoopt.Manifold) -> Tensor:
+def pairs_of_rows(x: Tensor, chosen: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, K) of x (..., N, D) to its own row of points (..., N, K, D)."""
     if not has_batched_curvature(resolve(manifold)[0]):
         return pair_dist2(manifold, x.unsqueeze(-2), chosen)
