@@ -87,7 +87,7 @@ def squared_distances(xs: Sequence, ys: Sequence, eps: float | Tensor, resolve: 
     total = doubt = None
     for x, y in zip(xs, ys, strict=True):
         u, size = product_chord2(x, y)
-        d2 = arc2_of(u, _kappa(x, 2))
+        d2 = arc2_of(u, kappa_against(x, 2))
         with torch.no_grad():
             limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * size
             part_doubt = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
@@ -99,11 +99,12 @@ def squared_distances(xs: Sequence, ys: Sequence, eps: float | Tensor, resolve: 
         picked = (total + eps < doubt).flatten().nonzero().squeeze(-1)
     if not picked.numel():
         return total
-    found = [_of_pairs(total.shape, xs, ys, some) for some in picked.split(PAIRS)]
+    found = [of_pairs(total.shape, xs, ys, some) for some in picked.split(PAIRS)]
     return total.flatten().index_put((picked,), torch.cat(found).to(total.dtype)).view(total.shape)
 
 
-def _kappa(x, own: int) -> float | Tensor:
+def kappa_against(x, own: int) -> float | Tensor:
+    """kappa of a chord, shaped to go with ``own`` dimensions after the batch."""
     kappa = x.kappa
     return kappa.reshape(*kappa.shape, *[1] * own) if isinstance(kappa, Tensor) and kappa.dim() else kappa
 
@@ -111,15 +112,15 @@ def _kappa(x, own: int) -> float | Tensor:
 def _by_differences(xs: Sequence, ys: Sequence) -> Tensor:
     total = None
     for x, y in zip(xs, ys, strict=True):
-        u = exact_chord2(x.features.unsqueeze(-2), y.features.unsqueeze(-3), x.time_dims, _kappa(x, 3))
+        u = exact_chord2(x.features.unsqueeze(-2), y.features.unsqueeze(-3), x.time_dims, kappa_against(x, 3))
         if x.weight is not None:
             u = u * x.weight.unsqueeze(-1) * y.weight.unsqueeze(-2)
-        d2 = arc2_of(u, _kappa(x, 2)).to(_numerics.fast_dtype(x.features.dtype))
+        d2 = arc2_of(u, kappa_against(x, 2)).to(_numerics.fast_dtype(x.features.dtype))
         total = d2 if total is None else total + d2
     return total
 
 
-def _of_pairs(shape: torch.Size, xs: Sequence, ys: Sequence, picked: Tensor) -> Tensor:
+def of_pairs(shape: torch.Size, xs: Sequence, ys: Sequence, picked: Tensor) -> Tensor:
     """Squared distances of the pairs at flat indices (P,) of a matrix of ``shape``, by differences."""
     batch, n, m = shape[:-2], shape[-2], shape[-1]
     row = picked // m
