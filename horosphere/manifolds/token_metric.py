@@ -68,7 +68,9 @@ class TokenMetric:
 
     def __getitem__(self, index) -> TokenMetric:
         """The metrics at an index of the leading dimensions."""
-        return TokenMetric(self.scale[index], self.factor[index])
+        index = index if isinstance(index, tuple) else (index,)
+        matrices = (slice(None), slice(None)) if any(k is Ellipsis for k in index) else ()
+        return TokenMetric(self.scale[index], self.factor[(*index, *matrices)])
 
     def heads(self, count: int) -> TokenMetric:
         """The metric restricted to ``count`` equal blocks of coordinates: (..., count, N), each of dimension D / count.
