@@ -17,8 +17,8 @@ def thresholds(losses: Tensor, before: Tensor, seen: int, kind: str, k: float, b
 
     With mean :math:`\mu_t` and standard deviation :math:`\sigma_t` of those W, "mean" is :math:`\mu_t + k\sigma_t`;
     "base" is :math:`\tau_0 + k\sigma_t`; "growing" is :math:`\mu_t + \sigma_t\sqrt{k^2 + 2\log(t/W)}`. On a stationary
-    stream the first two are exceeded with a fixed probability, so surprises grow like T. The third starts at "mean"; for
-    normal losses its probability falls like 1/t, so that they grow like log T.
+    stream the first two are exceeded with a fixed probability, so surprises grow like T. The third starts at "mean";
+    for normal losses its probability falls like 1/t, so that they grow like log T.
 
     Args:
         losses: (L,) in order.
