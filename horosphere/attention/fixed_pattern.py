@@ -1,0 +1,230 @@
+r"""Attention to a fixed pattern of keys: a local window, global keys and dyadic distances (FP-HIDA).
+
+A query at position i sees, as a set,
+
+    j with |i - j| <= w;    floor(t n_max / g) for t = 0 .. g-1;    i +- 2^k for k = 0, 1, 2, ...
+
+less what lies outside of the sequence and, causal, after i. w and g default to ceil(log2 n_max), so a query sees
+O(log n) keys. n_max is the longest sequence that the layer will meet: with the current length in its place, decoding
+would see other keys than the parallel form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from horosphere import _numerics
+from horosphere.attention.inverse import (
+    by_head,
+    checked_key_mask,
+    checked_tokens,
+    inverse_weights,
+    safe_divide,
+)
+from horosphere.kernels import pattern as sums
+from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.pattern import Pattern, keys_of
+from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
+from horosphere.kernels.reference.sqdist import arc2_of
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import chords
+from horosphere.manifolds.pairwise import pairs_of_rows
+
+# Pairs of a block of rows; the backward pass works blocks again where there are several. 2^20 float32 are 4 MiB, of
+# which about ten are alive.
+BLOCK_PAIRS = 2**20
+# Pairs below which every key is gathered: decoding, where the sums over a pattern would be all overhead.
+FEW_PAIRS = 2**14
+# Numbers of gathered keys worked together in float64.
+BLOCK_NUMBERS = 2**20
+
+
+def fixed_pattern(
+    n_max: int, *, window: int | None = None, global_keys: int | None = None, is_causal: bool = False
+) -> Pattern:
+    """The pattern for at most n_max tokens; window w >= 0 and global_keys g >= 0 default to ceil(log2 n_max).
+
+    Raises ValueError for a number out of range.
+    """
+    if n_max < 1:
+        raise ValueError(f"n_max must be at least 1, got {n_max}")
+    log = max(1, (n_max - 1).bit_length())
+    w, g = log if window is None else window, log if global_keys is None else global_keys
+    if w < 0 or g < 0:
+        raise ValueError(f"window and global_keys must not be negative, got {w} and {g}")
+    w = min(w, n_max - 1)
+    dyadic = [2**k for k in range((n_max - 1).bit_length()) if w < 2**k < n_max]
+    shifts = [-o for o in reversed(dyadic)] + ([] if is_causal else dyadic)
+    positions = sorted({t * n_max // g for t in range(g)}) if g else []
+    return Pattern((-w, 0 if is_causal else w), tuple(shifts), tuple(positions), is_causal)
+
+
+def fixed_pattern_mask(pattern: Pattern, rows: int, keys: int, *, offset: int = 0, device=None) -> Tensor:
+    """(rows, keys) bool, True where the query at position offset + row sees the key: the pattern as an attn_mask."""
+    at, valid = keys_of(pattern, offset, rows, keys, torch.device(device or "cpu"))
+    mask = torch.zeros(rows, keys, dtype=torch.int8, device=at.device)
+    return (mask.scatter_add_(1, at, valid.to(torch.int8)) if keys else mask).bool()
+
+
+def fixed_pattern_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    n_max: int | None = None,
+    window: int | None = None,
+    global_keys: int | None = None,
+    is_causal: bool = False,
+    offset: int = 0,
+    eps: float | Tensor = 1e-3,
+    power: float | Tensor = 1.0,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Dense attention with the mask of the pattern, in O(N log N) time and memory.
+
+    Args:
+        query: points (..., H, N, D), at positions offset, offset + 1, ...
+        key: points (..., H, M, D), at positions 0 .. M-1. value: (..., H, M, Dv).
+        manifold: any geoopt.Manifold; ``dist`` alone is enough.
+        n_max: longest sequence, M <= n_max; None: M. Give it where sequences differ in length or keys are cached.
+        window: w, to either side; None: ceil(log2 n_max). global_keys: g, likewise.
+        is_causal: a query sees no key after its own position.
+        offset: position of the first query, M - N when decoding with M - N cached keys.
+        eps, power: positive, () or (H,).
+        key_mask: bool, broadcasts to (..., H, M), True = takes part.
+
+    Returns:
+        (..., H, N, Dv) in the type of the values, 0 where a query sees no key. Pairs that the product form does not
+        resolve are worked from differences, as in geodesic_attention. Gradients flow to query, key, value, eps, power
+        and a learnable curvature.
+
+    Raises:
+        ValueError: shapes or numbers that do not fit, a position beyond n_max.
+        TypeError: no floating point tensors, no manifold, a mask that is not bool.
+
+    Sources: Ge, Riemann GeoResolver, FP-HIDA; Child et al. (2019), sparse transformers; Beltagy et al. (2020),
+    Longformer.
+    """
+    query, key, value = checked_tokens(query, key, value, eps, power)
+    n, m = query.shape[-2], key.shape[-2]
+    n_max = max(1, m) if n_max is None else n_max
+    if offset < 0 or max(m, offset + n) > n_max:
+        raise ValueError(
+            f"{m} keys and queries at positions {offset} to {offset + n - 1} do not fit a pattern with n_max = {n_max}"
+        )
+    pattern = fixed_pattern(n_max, window=window, global_keys=global_keys, is_causal=is_causal)
+    mask = checked_key_mask(key_mask, key)
+    if not m or not n or not query.shape[:-2].numel():
+        return value.new_zeros(*query.shape[:-1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())
+    if mask is not None:  # what takes no part may be anything, also no point
+        origin = manifold.origin(*key.shape[:-2], 1, key.shape[-1], dtype=key.dtype, device=key.device)
+        key = torch.where(mask.unsqueeze(-1), key, origin)
+        value = torch.where(mask.unsqueeze(-1), value, 0.0)
+    with without_autocast(query.device):
+        return _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power).to(value.dtype)
+
+
+def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -> Tensor:
+    n, batch = query.shape[-2], query.shape[:-2].numel()
+    transforms = torch._C._are_functorch_transforms_active()
+    plain = transforms or torch.compiler.is_compiling() or batch * n * pattern.columns < FEW_PAIRS
+    parts = None if plain else chords(manifold, key)
+    gathered = parts is None
+    one, limit = (key.shape[-1], BLOCK_NUMBERS) if gathered else (1, BLOCK_PAIRS)
+    rows = n if torch.compiler.is_compiling() else max(1, limit // (batch * pattern.columns * one))
+    again = torch.is_grad_enabled() and not transforms and rows < n
+    work = _gathered if gathered else _summed
+    outs = []
+    for i in range(0, n, rows):
+        given = (query[..., i : i + rows, :], key, value, mask, manifold, parts, pattern, offset + i, eps, power)
+        outs.append(checkpoint(work, *given, use_reentrant=False) if again else work(*given))
+    return torch.cat(outs, -2) if len(outs) > 1 else outs[0]
+
+
+def _gathered(query, key, value, mask, manifold, _, pattern, start, eps, power) -> Tensor:
+    """The plain form: every key of a row side by side, exact distances."""
+    at, valid = keys_of(pattern, start, query.shape[-2], key.shape[-2], query.device)
+    flat = at.flatten()
+    d2 = pairs_of_rows(query, key.index_select(-2, flat).unflatten(-2, at.shape), manifold)
+    w = inverse_weights(d2.to(_numerics.fast_dtype(value.dtype)), eps, power)
+    if mask is not None:
+        valid = valid & mask.index_select(-1, flat).unflatten(-1, at.shape)
+    w = torch.where(valid, w, 0.0)
+    rows = value.index_select(-2, flat).unflatten(-2, at.shape)
+    out = (w.unsqueeze(-2) @ rows.to(w.dtype)).squeeze(-2)
+    return safe_divide(out, w.sum(-1, keepdim=True))
+
+
+def _summed(query, key, value, mask, manifold, parts, pattern, start, eps, power) -> Tensor:
+    """The same through sums over the pattern, distances in product form where it resolves them."""
+    at, valid = keys_of(pattern, start, query.shape[-2], key.shape[-2], query.device)
+    batch = query.shape[:-2]
+    xs, keys = chords(manifold, query), key.shape[-2]
+    d2 = _squared_distances(xs, parts, pattern, start, at, keys, by_head(eps, torch.float64))
+    if mask is not None:
+        valid = valid & mask.index_select(-1, at.flatten()).unflatten(-1, at.shape)
+    w = torch.where(valid, inverse_weights(d2, eps, power), 0.0)
+    den = w.sum(-1, keepdim=True)
+    out = sums.gather(w.flatten(0, -3), value.to(w.dtype).reshape(-1, *value.shape[-2:]), pattern, start)
+    return safe_divide(out.view(*batch, *out.shape[-2:]), den)
+
+
+def _squared_distances(xs, ys, pattern: Pattern, start: int, at: Tensor, keys: int, eps: float | Tensor) -> Tensor:
+    """d^2 (..., N, S) of rows to the keys of the pattern; any number where there is none."""
+    batch = xs[0].features.shape[:-2]
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        a, b = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
+        return sums.dots(a, b, pattern, start).view(*batch, *at.shape)
+
+    total = doubt = None
+    for x, y in zip(xs, ys, strict=True):
+        a, b = _augmented(x, y)
+        u = product(a, b)
+        d2 = arc2_of(u, kappa_against(x, 2))
+        with torch.no_grad():
+            limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * product(*_sizes(x, y))
+            part_doubt = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
+        total = d2 if total is None else total + d2
+        doubt = part_doubt if doubt is None else doubt + part_doubt
+    with torch.no_grad():
+        near = (total + eps < doubt).flatten().nonzero().squeeze(-1)
+        row, column = near // at.shape[-1], near % at.shape[-1]
+        picked = row * keys + at[row % at.shape[0], column]
+    if not near.numel():
+        return total
+    shape = (*batch, at.shape[0], keys)
+    exact = torch.cat([of_pairs(shape, xs, ys, some) for some in picked.split(PAIRS)])
+    return total.flatten().index_put((near,), exact.to(total.dtype)).view(total.shape)
+
+
+def _augmented(x, y) -> tuple[Tensor, Tensor]:
+    """Features of both sides whose inner product is the squared chord u."""
+    dtype = _numerics.fast_dtype(torch.promote_types(x.features.dtype, y.features.dtype))
+    f, g = x.features.to(dtype), y.features.to(dtype)
+    one, other = torch.ones_like(f[..., :1]), torch.ones_like(g[..., :1])
+    if x.time_dims:
+        flipped = torch.cat((2 * f[..., : x.time_dims], -2 * f[..., x.time_dims :]), -1)
+        kappa = kappa_against(x, 2)
+        scale = 2 / (kappa.to(dtype) if isinstance(kappa, Tensor) else kappa)
+        a, b = torch.cat((flipped, scale * one), -1), torch.cat((g, other), -1)
+    else:
+        a = torch.cat((-2 * f, (f * f).sum(-1, keepdim=True), one), -1)
+        b = torch.cat((g, other, (g * g).sum(-1, keepdim=True)), -1)
+    if x.weight is not None:
+        a, b = a * x.weight.to(dtype).unsqueeze(-1), b * y.weight.to(dtype).unsqueeze(-1)
+    return a, b
+
+
+def _sizes(x, y) -> tuple[Tensor, Tensor]:
+    """Two features of both sides whose inner product is w_i w_j (|f_i|^2 + |f_j|^2), what u is a difference of."""
+    found = []
+    for chord, order in ((x, 1), (y, -1)):
+        f = chord.features.to(_numerics.fast_dtype(chord.features.dtype))
+        norm = (f * f).sum(-1)
+        pair = torch.stack((norm, torch.ones_like(norm))[::order], -1)
+        found.append(pair if chord.weight is None else pair * chord.weight.to(f.dtype).unsqueeze(-1))
+    return found[0], found[1]
