@@ -2,18 +2,52 @@
 
 from horosphere.attention.block import TransformerBlock
 from horosphere.attention.cache import AttentionCache, DenseCache
+from horosphere.attention.fixed_pattern import fixed_pattern, fixed_pattern_attention, fixed_pattern_mask
 from horosphere.attention.functional import attention_weights, geodesic_attention
+from horosphere.attention.landmarks import (
+    Landmarks,
+    LandmarkState,
+    empty_landmarks,
+    landmark_attention,
+    landmark_step,
+)
 from horosphere.attention.merge import merge
 from horosphere.attention.multihead import GeodesicAttention
+from horosphere.attention.nystrom import NystromAttention, choose_landmarks, nystrom_attention
 from horosphere.attention.points import into_manifold
+from horosphere.attention.summaries import (
+    Summaries,
+    SummaryState,
+    empty_summaries,
+    move_centroids,
+    summary_attention,
+    summary_step,
+)
 
 __all__ = [
     "AttentionCache",
     "DenseCache",
     "GeodesicAttention",
+    "LandmarkState",
+    "Landmarks",
+    "NystromAttention",
+    "Summaries",
+    "SummaryState",
     "TransformerBlock",
     "attention_weights",
+    "choose_landmarks",
+    "empty_landmarks",
+    "empty_summaries",
+    "fixed_pattern",
+    "fixed_pattern_attention",
+    "fixed_pattern_mask",
     "geodesic_attention",
     "into_manifold",
+    "landmark_attention",
+    "landmark_step",
     "merge",
+    "move_centroids",
+    "nystrom_attention",
+    "summary_attention",
+    "summary_step",
 ]
