@@ -13,11 +13,11 @@ from horosphere.attention import points
 from horosphere.attention.cache import AttentionCache, DenseCache
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
+from horosphere.attention.patterns import make_scheme
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.pairwise import cdist, has_batched_curvature
 
-PATTERNS = ("dense", "fixed", "landmark", "summary")
 # distances that calibrate_eps_ holds at a time: 2^22 float32 are 16 MiB
 CALIBRATION_PAIRS = 2**22
 
@@ -52,7 +52,13 @@ class GeodesicAttention(nn.Module):
             no points, and the layer is nn.MultiheadAttention.
         max_radius: sqrt|kappa| times the largest distance of a point from the origin.
         rotary: base of rotary positions (10000.0 in the source), None for none; applied before the map.
-        pattern: "dense".
+        pattern: which keys a query sees, and how: "dense", all; "fixed", O(log N) of them
+            (:func:`horosphere.attention.fixed_pattern_attention`); "landmark", all through learned anchors of every
+            head (:func:`landmark_attention`); "summary", all through running summaries, causal only
+            (:func:`summary_attention`). Other patterns than "dense" take no attn_mask, no dropout and no other weight,
+            and repeat the keys and values of grouped queries.
+        n_max: of "fixed", the longest sequence there will be; must be given. landmarks: how many, 64 unless given.
+            slots, chunk: of "summary", 64 unless given.
 
     Shapes: tokens (B, N, E) or unbatched (N, E).
 
@@ -86,6 +92,10 @@ class GeodesicAttention(nn.Module):
         max_radius: float = points.MAX_RADIUS,
         rotary: float | None = None,
         pattern: str = "dense",
+        n_max: int | None = None,
+        landmarks: int | None = None,
+        slots: int | None = None,
+        chunk: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -97,8 +107,10 @@ class GeodesicAttention(nn.Module):
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         if not batch_first:
             raise ValueError("GeodesicAttention takes (batch, tokens, size) only: leave out batch_first=False")
-        if pattern not in PATTERNS:
-            raise ValueError(f"pattern must be one of {PATTERNS}, got {pattern!r}")
+        if pattern != "dense" and (dropout or weight != "inverse"):
+            raise ValueError(
+                f"pattern={pattern!r} has no dropout and no weight but 'inverse', got {dropout}, {weight!r}"
+            )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         if not max_radius > 0:
@@ -110,13 +122,15 @@ class GeodesicAttention(nn.Module):
         self.dropout, self.power, self.weight, self.precision = dropout, power, weight, precision
         self.max_radius, self.rotary, self.pattern = max_radius, rotary, pattern
         self.manifold = manifold
-        points.stored_size(manifold, self.head_dim)
+        size = points.stored_size(manifold, self.head_dim)
         self._slices = points.factor_slices(manifold, self.head_dim)
         if rotary is not None and any((s.stop - s.start) % 2 for s in self._slices):
             sizes = [s.stop - s.start for s in self._slices]
             raise ValueError(f"rotary positions turn pairs of coordinates: the factors of a head have sizes {sizes}")
 
         made = {"device": device, "dtype": dtype}
+        sizes = {"n_max": n_max, "landmarks": landmarks, "slots": slots, "chunk": chunk}
+        self.scheme = make_scheme(pattern, sizes, manifold, size, num_heads, **made)
         kv_dim = num_kv_heads * self.head_dim
         packed = kv_dim == self.kdim == self.vdim == embed_dim
         shapes = {
@@ -190,14 +204,18 @@ class GeodesicAttention(nn.Module):
         unbatched = query.dim() == 2
         self._check(query, key, value)
         q, k, v = self._heads(query, key, value, cache)
-        if cache is not None:
-            if attn_mask is not None:
-                raise ValueError("with a cache attention is causal: attn_mask must be None")
-            out, weights = self._decode(q, k, v, key_padding_mask, cache, unbatched), None
+        weights = None
+        if cache is not None or self.scheme is not None:
+            key_mask = self._key_mask(attn_mask, key_padding_mask, k, unbatched)
+            if cache is None:
+                out = self._through(q, k, v, key_mask, is_causal)
+            else:
+                grouped = q.shape[1] != k.shape[1]
+                options = {"key_mask": key_mask, "enable_gqa": grouped, "owner": self}
+                out = cache.attend(q, k, v, self.manifold, **options, **self._rule())
         else:
             mask = blocked_to_allowed(attn_mask, key_padding_mask, q.shape[:3], k.shape[-2], unbatched)
             out = self._attend(q, k, v, mask, is_causal)
-            weights = None
             if need_weights:
                 weights = self._weights(q, k, mask, is_causal)
                 weights = weights.mean(1) if average_attn_weights else weights
@@ -208,7 +226,7 @@ class GeodesicAttention(nn.Module):
 
     def new_cache(self) -> AttentionCache:
         """An empty cache of the kind that this layer's pattern decodes with."""
-        return DenseCache()
+        return DenseCache() if self.scheme is None else self.scheme.new_cache()
 
     @torch.no_grad()
     def calibrate_eps_(
@@ -323,7 +341,7 @@ class GeodesicAttention(nn.Module):
         return {"eps": self.eps, "power": self.power, "weight": self.weight, "precision": self.precision}
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """(B, H, N, n) by the layer's pattern."""
+        """(B, H, N, n), of all keys."""
         if is_causal and mask is not None:
             mask, is_causal = with_causal(mask, q.shape[-2], k.shape[-2], q.device), False
         return geodesic_attention(
@@ -338,9 +356,7 @@ class GeodesicAttention(nn.Module):
             **self._rule(),
         )
 
-    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
-        if self.pattern != "dense":
-            return None
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if is_causal:
             mask = with_causal(mask, q.shape[-2], k.shape[-2], q.device)
         if self.weight == "dot":
@@ -348,15 +364,23 @@ class GeodesicAttention(nn.Module):
         grouped = q.shape[1] != k.shape[1]
         return attention_weights(q, k, self.manifold, attn_mask=mask, enable_gqa=grouped, **self._rule())
 
-    def _decode(
-        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, cache: AttentionCache, unbatched: bool
-    ) -> Tensor:
-        if padding is not None and padding.dtype != torch.bool:
-            raise ValueError(f"with a cache key_padding_mask must be bool, True = ignored; got {padding.dtype}")
-        key_mask = None if padding is None else ~(padding.unsqueeze(0) if unbatched else padding)
-        return cache.attend(
-            q, k, v, self.manifold, key_mask=key_mask, enable_gqa=q.shape[1] != k.shape[1], owner=self, **self._rule()
-        )
+    def _through(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """(B, H, N, n) by the layer's pattern."""
+        k, v = self._for_every_head(k), self._for_every_head(v)
+        key_mask = None if key_mask is None else key_mask[:, None, :]
+        given = {"key_mask": key_mask, "is_causal": is_causal, "eps": self.eps, "power": self.power}
+        return self.scheme(q, k, v, self.manifold, **given)
+
+    def _key_mask(self, attn_mask: Tensor | None, padding: Tensor | None, k: Tensor, unbatched: bool) -> Tensor | None:
+        """(B, M), True = takes part, where no other mask is possible."""
+        what = f"pattern={self.pattern!r}" if self.scheme is not None else "a cache"
+        if attn_mask is not None:
+            raise ValueError(f"{what} takes no attn_mask, only key_padding_mask and causality")
+        if padding is None:
+            return None
+        if padding.dtype != torch.bool:
+            raise ValueError(f"with {what} key_padding_mask must be bool, True = ignored; got {padding.dtype}")
+        return blocked_to_allowed(None, padding, (k.shape[0], 1, 1), k.shape[-2], unbatched)[:, 0, 0]
 
     def extra_repr(self) -> str:
         grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

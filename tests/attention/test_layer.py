@@ -420,7 +420,7 @@ def test_constructor_refuses(made, message):
         (lambda a, x: a(x, x, x, attn_mask=torch.ones(3, 5, 5, dtype=torch.bool)), "attn_mask must have shape"),
         (lambda a, x: a(x, x, x, torch.ones(5, dtype=torch.bool)), "key_padding_mask must have shape"),
         (lambda a, x: a(x, x, x, torch.ones(2, 5, dtype=torch.int64)), "must be bool"),
-        (lambda a, x: a(x, x, x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=a.new_cache()), "attn_mask"),
+        (lambda a, x: a(x, x, x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=a.new_cache()), "no attn_mask"),
         (lambda a, x: a(x, x, x, torch.ones(2, 5), cache=a.new_cache()), "must be bool"),
     ],
 )
