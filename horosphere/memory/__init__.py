@@ -1,7 +1,8 @@
 """What a model remembers: compressed key and value caches, and a pool of prototypes that grows with surprise."""
 
+from horosphere.memory.caches import CompressedCache, SummaryCache
 from horosphere.memory.compression import HyperbolicCompressor
 from horosphere.memory.genesis import DynamicMemory, Written
 from horosphere.memory.packed import Packed
 
-__all__ = ["DynamicMemory", "HyperbolicCompressor", "Packed", "Written"]
+__all__ = ["CompressedCache", "DynamicMemory", "HyperbolicCompressor", "Packed", "SummaryCache", "Written"]

@@ -161,7 +161,7 @@ class HyperbolicCompressor:
 
     def _packed(self, kind: str, codes: Tensor, source: Tensor, low: Tensor | None, high: Tensor | None) -> Packed:
         data = self._layout(kind, source.shape[-1]).pack(codes)
-        return Packed(data, kind, source.shape[-1], source.dtype, self._signature(), low, high)
+        return Packed(data, kind, source.shape[-1], source.dtype, self.signature, low, high)
 
     def _layout(self, kind: str, dim: int) -> BitLayout:
         if kind == "values":
@@ -173,16 +173,18 @@ class HyperbolicCompressor:
         kappa = self._space._kappa_at(x)
         return torch.as_tensor(kappa, dtype=torch.float64, device=x.device).detach().abs().sqrt()
 
-    def _signature(self) -> tuple:
+    @property
+    def signature(self) -> tuple:
+        """Settings that a reader of the code must share."""
         return (self.bits, self.radius_bits, self.scheme, self.seed, type(self._space).__name__)
 
     def _check_own(self, packed: Packed, kinds: tuple[str, ...] = ("keys", "values")) -> None:
         if not isinstance(packed, Packed):
             raise TypeError(f"packed must be what encode returned; got {type(packed).__name__}")
-        if packed.signature != self._signature() or packed.kind not in kinds:
+        if packed.signature != self.signature or packed.kind not in kinds:
             raise ValueError(
                 f"packed holds {packed.kind} of the code {packed.signature}; "
-                f"this one reads {' or '.join(kinds)} of {self._signature()}"
+                f"this one reads {' or '.join(kinds)} of {self.signature}"
             )
 
     def _checked(self, x: Tensor, name: str) -> Tensor:

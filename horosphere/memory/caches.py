@@ -1,0 +1,198 @@
+"""Caches that do not keep every token as it was: coded keys and values, or a fixed number of summaries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere.attention import stream_cache
+from horosphere.attention.cache import CacheTokens, lower_right
+from horosphere.attention.functional import geodesic_attention
+from horosphere.attention.merge import merge
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.memory.compression import HyperbolicCompressor
+from horosphere.memory.packed import Packed
+
+__all__ = ["CompressedCache", "SummaryCache"]
+
+# Tokens decoded at a time: 4096 rows of 64 float32 are 1 MiB a head, and gone before the next.
+BLOCK_ROWS = 4096
+
+
+class CompressedCache(CacheTokens):
+    """Keeps tokens coded: at 4 bits a coordinate about an eighth of the memory, and a small error.
+
+    The last tokens are kept as they are until ``block`` of them are there; then they are coded together. The first
+    block of every head fixes its range of radii, unless the code was calibrated. Attention decodes some thousand rows
+    at a time and merges. Gradients reach the tokens that are not coded yet.
+
+    Args:
+        code: of the manifold that the layer's keys live on.
+        block: tokens coded together.
+        code_values: also code the values (direction as the keys', length in bfloat16); False keeps them.
+
+    Raises:
+        ValueError: block below 1. TypeError: code is none.
+    """
+
+    names = ("key_codes", "low", "high", "value_codes", "value_store", "recent_key", "recent_value", "mask_store")
+
+    def __init__(self, code: HyperbolicCompressor, block: int = 64, code_values: bool = True):
+        super().__init__()
+        if not isinstance(code, HyperbolicCompressor):
+            raise TypeError(f"code must be a HyperbolicCompressor; got {type(code).__name__}")
+        if block < 1:
+            raise ValueError(f"block must be at least 1; got {block}")
+        self.code, self.block, self.code_values = code, block, code_values
+
+    @property
+    def coded(self) -> int:
+        """How many tokens are held in code; the others, fewer than a block, are held as they are."""
+        return 0 if self.key_codes is None else self.key_codes.shape[2]
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys held."""
+        return self._bytes("key_codes", "low", "high", "recent_key")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held."""
+        return self._bytes(*self.names)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        manifold: geoopt.Manifold,
+        *,
+        key_mask: Tensor | None = None,
+        enable_gqa: bool = False,
+        eps: float | Tensor = 1e-3,
+        power: float | Tensor = 1.0,
+        weight: str = "inverse",
+        precision: str = "auto",
+        owner: object = None,
+    ) -> Tensor:
+        """See :class:`horosphere.attention.AttentionCache`; ``weight`` must be one of points, not "dot"."""
+        self.check(query, key, value, key_mask, owner)
+        _check_space(self.code.manifold, manifold, "code")
+        if weight == "dot":
+            raise ValueError('weight="dot" has no points to code: use a DenseCache')
+        if not bool(key.isfinite().all()) or not bool(value.isfinite().all()):
+            raise ValueError("key and value must be finite to be coded")
+        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
+        self._hold_mask(key, key_mask)
+        outs, at = [], 0
+        while at < key.shape[2]:  # in pieces that end where a block does: one call equals a call for every token
+            held = 0 if self.recent_key is None else self.recent_key.shape[2]
+            piece = slice(at, at + self.block - held)
+            self.recent_key = _joined(self.recent_key, key[:, :, piece])
+            self.recent_value = _joined(self.recent_value, value[:, :, piece])
+            outs.append(self._read(query[:, :, piece], manifold, options))
+            if self.recent_key.shape[2] == self.block:
+                self._code_recent()
+            at = piece.stop
+        self.remember(key, value, owner)
+        return torch.cat(outs, 2) if outs else value.new_zeros(*query.shape[:-1], value.shape[-1])
+
+    def _read(self, query: Tensor, manifold: geoopt.Manifold, options: dict) -> Tensor:
+        """The newest tokens' queries over everything held."""
+        coded, recent = self.coded, self.recent_key.shape[2]
+        parts = [(self.recent_key, self.recent_value, self._mask(coded, coded + recent), query.shape[2])]
+        for start in range(0, coded, BLOCK_ROWS):
+            stop = min(coded, start + BLOCK_ROWS)
+            parts.append((*self._decoded(start, stop), self._mask(start, stop), 1))
+        outs, lses = [], []
+        for keys, values, mask, causal_rows in parts:
+            allowed = lower_right(causal_rows, keys.shape[2], mask, query.device)
+            out, lse = geodesic_attention(query, keys, values, manifold, attn_mask=allowed, return_lse=True, **options)
+            outs.append(out)
+            lses.append(lse)
+        return outs[0] if len(outs) == 1 else merge(outs, lses)[0]
+
+    @torch.no_grad()
+    def _code_recent(self) -> None:
+        packed = self.code.encode(self.recent_key, like=self._packed_keys())
+        self.low, self.high = packed.low, packed.high
+        self.key_codes = _joined(self.key_codes, packed.data)
+        if self.code_values:
+            self.value_codes = _joined(self.value_codes, self.code.encode_values(self.recent_value).data)
+        else:
+            self.value_store = _joined(self.value_store, self.recent_value.detach())
+        self.recent_key, self.recent_value = self.recent_key[:, :, :0], self.recent_value[:, :, :0]
+
+    def _decoded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        keys = self.code.decode(self._packed_keys(), start, stop)
+        if not self.code_values:
+            return keys, self.value_store[:, :, start:stop]
+        value = self.recent_value
+        coded = Packed(self.value_codes, "values", value.shape[-1], value.dtype, self.code.signature, None, None)
+        return keys, self.code.decode(coded, start, stop)
+
+    def _packed_keys(self) -> Packed | None:
+        if self.key_codes is None:
+            return None
+        key = self.recent_key
+        return Packed(self.key_codes, "keys", key.shape[-1], key.dtype, self.code.signature, self.low, self.high)
+
+    def _hold_mask(self, key: Tensor, key_mask: Tensor | None) -> None:
+        if key_mask is None and self.mask_store is None:
+            return
+        if self.mask_store is None:
+            self.mask_store = key_mask.new_ones(key.shape[0], self._seen)
+        new = self.mask_store.new_ones(key.shape[0], key.shape[2]) if key_mask is None else key_mask
+        self.mask_store = torch.cat((self.mask_store, new), 1)
+
+    def _mask(self, start: int, stop: int) -> Tensor | None:
+        return None if self.mask_store is None else self.mask_store[:, start:stop]
+
+    def _bytes(self, *names: str) -> int:
+        return sum(t.numel() * t.element_size() for name in names if (t := getattr(self, name)) is not None)
+
+    def extra_repr(self) -> str:
+        return f"{self._seen} tokens, {self.coded} of them coded, {self.code!r}"
+
+
+class SummaryCache(stream_cache.SummaryCache):
+    """A fixed number of summaries in place of the tokens, for a layer of this manifold: memory does not grow.
+
+    Args:
+        manifold: that of the layer.
+        slots, chunk: as in :func:`horosphere.attention.summary_attention`, whose output the steps add up to; those of a
+            layer with ``pattern="summary"`` make decoding equal its parallel forward.
+
+    Raises:
+        ValueError: slots or chunk below 1.
+    """
+
+    def __init__(self, manifold: geoopt.Manifold, slots: int = 64, chunk: int = 64):
+        if slots < 1 or chunk < 1:
+            raise ValueError(f"slots and chunk must be at least 1; got {slots} and {chunk}")
+        super().__init__(slots, chunk)
+        self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
+        """See :class:`horosphere.attention.AttentionCache`; the weights are "inverse"."""
+        _check_space(self._manifold[0], manifold, "manifold")
+        return super().attend(query, key, value, manifold, **options)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held."""
+        return sum(t.numel() * t.element_size() for name in self.names if (t := getattr(self, name)) is not None)
+
+
+def _check_space(own: geoopt.Manifold, asked: geoopt.Manifold, what: str) -> None:
+    """ValueError where a cache made for one manifold is used by a layer of another."""
+    if own is asked:
+        return
+    mine, other = (dict(m.state_dict()) for m in (own, asked))
+    same = type(own) is type(asked) and repr(own) == repr(asked) and mine.keys() == other.keys()
+    if not same or any(not torch.equal(mine[name], other[name]) for name in mine):
+        raise ValueError(f"the cache's {what} is of {own!r}, the layer's points are on {asked!r}")
+
+
+def _joined(held: Tensor | None, new: Tensor) -> Tensor:
+    return new.clone() if held is None else torch.cat((held, new), 2)
