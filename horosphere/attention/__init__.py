@@ -2,7 +2,8 @@
 
 from horosphere.attention.block import TransformerBlock
 from horosphere.attention.cache import AttentionCache, DenseCache
-from horosphere.attention.fixed_pattern import fixed_pattern, fixed_pattern_attention, fixed_pattern_mask
+from horosphere.attention.connection import PairRotation, curvature, torsion, transport
+from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.landmarks import (
     Landmarks,
@@ -12,6 +13,7 @@ from horosphere.attention.landmarks import (
     landmark_step,
 )
 from horosphere.attention.merge import merge
+from horosphere.attention.metric_attention import metric_attention
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.nystrom import NystromAttention, choose_landmarks, nystrom_attention
 from horosphere.attention.points import into_manifold
@@ -31,14 +33,15 @@ __all__ = [
     "LandmarkState",
     "Landmarks",
     "NystromAttention",
+    "PairRotation",
     "Summaries",
     "SummaryState",
     "TransformerBlock",
     "attention_weights",
     "choose_landmarks",
+    "curvature",
     "empty_landmarks",
     "empty_summaries",
-    "fixed_pattern",
     "fixed_pattern_attention",
     "fixed_pattern_mask",
     "geodesic_attention",
@@ -46,8 +49,11 @@ __all__ = [
     "landmark_attention",
     "landmark_step",
     "merge",
+    "metric_attention",
     "move_centroids",
     "nystrom_attention",
     "summary_attention",
     "summary_step",
+    "torsion",
+    "transport",
 ]

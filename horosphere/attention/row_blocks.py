@@ -1,0 +1,65 @@
+"""Attention from whole rows of squared distances, some rows at a time, recomputed in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from horosphere.attention.arguments import Arguments
+from horosphere.kernels.attention_ops import as_scalar
+from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.reference import attention as reference
+from horosphere.manifolds.pairwise import BLOCK_NUMBERS
+
+
+def weights_of_rows(args: Arguments, rows: slice, d2: Tensor, weight: str) -> tuple[Tensor, Tensor]:
+    """Normalised weights (..., R, M) and lse (..., R) of some rows from their squared distances."""
+    bias = args.bias
+    if bias is not None and bias.dim() > 1 and bias.shape[-2] > 1:
+        bias = bias[..., rows, :]
+    causal = None if args.causal is None else args.causal + rows.start
+    eps, power = (as_scalar(s, d2) for s in (args.eps, args.power))
+    return reference.weights(d2, eps, power, bias, causal, weight)
+
+
+def attend(
+    args: Arguments,
+    distances: Callable[[slice], Tensor],
+    average: Callable[[Tensor, slice], Tensor],
+    *,
+    dropout_p: float,
+    seed: Tensor | None,
+    weight: str,
+    numbers: int,
+) -> tuple[Tensor, Tensor]:
+    """Out (..., N, Dv) and lse (..., N).
+
+    Args:
+        args: the checked arguments.
+        distances: squared distances (..., R, M) of the queries in a slice to all keys.
+        average: what the weights (..., R, M) of a slice make of the values, (..., R, Dv).
+        numbers: how many numbers a pair of query and key takes on the way: decides how many rows go together.
+    """
+    n, m = args.query.shape[-2], args.key.shape[-2]
+    batch = args.query.shape[:-2]
+    mask = keep_mask(seed, (*batch, n, m), dropout_p) if dropout_p else None
+
+    def block(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, stop)
+        w, lse = weights_of_rows(args, rows, distances(rows), weight)
+        if mask is not None:
+            w = torch.where(mask[..., rows, :], w / (1 - dropout_p), 0.0)
+        return average(w, rows), lse
+
+    size = max(1, BLOCK_NUMBERS // max(1, m * batch.numel() * numbers))
+    if n <= size:
+        return block(0, n)
+    blocks = [(i, min(i + size, n)) for i in range(0, n, size)]
+    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        found = [checkpoint(block, *b, use_reentrant=False) for b in blocks]
+    else:
+        found = [block(*b) for b in blocks]
+    return torch.cat([out for out, _ in found], -2), torch.cat([lse for _, lse in found], -1)
