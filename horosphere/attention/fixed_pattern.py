@@ -20,7 +20,7 @@ from horosphere.attention.inverse import (
     by_head,
     checked_key_mask,
     checked_tokens,
-    inverse_weights,
+    row_weights,
     safe_divide,
 )
 from horosphere.kernels import pattern as sums
@@ -41,7 +41,7 @@ FEW_PAIRS = 2**14
 BLOCK_NUMBERS = 2**20
 
 
-def fixed_pattern(
+def pattern_of(
     n_max: int, *, window: int | None = None, global_keys: int | None = None, is_causal: bool = False
 ) -> Pattern:
     """The pattern for at most n_max tokens; window w >= 0 and global_keys g >= 0 default to ceil(log2 n_max).
@@ -61,9 +61,23 @@ def fixed_pattern(
     return Pattern((-w, 0 if is_causal else w), tuple(shifts), tuple(positions), is_causal)
 
 
-def fixed_pattern_mask(pattern: Pattern, rows: int, keys: int, *, offset: int = 0, device=None) -> Tensor:
-    """(rows, keys) bool, True where the query at position offset + row sees the key: the pattern as an attn_mask."""
-    at, valid = keys_of(pattern, offset, rows, keys, torch.device(device or "cpu"))
+def fixed_pattern_mask(
+    rows: int,
+    keys: int,
+    *,
+    n_max: int | None = None,
+    window: int | None = None,
+    global_keys: int | None = None,
+    is_causal: bool = False,
+    offset: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The pattern as an attn_mask (rows, keys), True where the query at position offset + row sees the key.
+
+    Arguments and errors as in :func:`fixed_pattern_attention`.
+    """
+    pattern = _fitting(rows, keys, n_max, window, global_keys, is_causal, offset)
+    at, valid = keys_of(pattern, offset, rows, keys, torch.device(device))
     mask = torch.zeros(rows, keys, dtype=torch.int8, device=at.device)
     return (mask.scatter_add_(1, at, valid.to(torch.int8)) if keys else mask).bool()
 
@@ -110,12 +124,7 @@ def fixed_pattern_attention(
     """
     query, key, value = checked_tokens(query, key, value, eps, power)
     n, m = query.shape[-2], key.shape[-2]
-    n_max = max(1, m) if n_max is None else n_max
-    if offset < 0 or max(m, offset + n) > n_max:
-        raise ValueError(
-            f"{m} keys and queries at positions {offset} to {offset + n - 1} do not fit a pattern with n_max = {n_max}"
-        )
-    pattern = fixed_pattern(n_max, window=window, global_keys=global_keys, is_causal=is_causal)
+    pattern = _fitting(n, m, n_max, window, global_keys, is_causal, offset)
     mask = checked_key_mask(key_mask, key)
     if not m or not n or not query.shape[:-2].numel():
         return value.new_zeros(*query.shape[:-1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())
@@ -125,6 +134,24 @@ def fixed_pattern_attention(
         value = torch.where(mask.unsqueeze(-1), value, 0.0)
     with without_autocast(query.device):
         return _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power).to(value.dtype)
+
+
+def _fitting(
+    rows: int,
+    keys: int,
+    n_max: int | None,
+    window: int | None,
+    global_keys: int | None,
+    is_causal: bool,
+    offset: int,
+) -> Pattern:
+    n_max = max(1, keys) if n_max is None else n_max
+    if offset < 0 or max(keys, offset + rows) > n_max:
+        raise ValueError(
+            f"{keys} keys and queries at positions {offset} to {offset + rows - 1} "
+            f"do not fit a pattern with n_max = {n_max}"
+        )
+    return pattern_of(n_max, window=window, global_keys=global_keys, is_causal=is_causal)
 
 
 def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -> Tensor:
@@ -149,10 +176,9 @@ def _gathered(query, key, value, mask, manifold, _, pattern, start, eps, power) 
     at, valid = keys_of(pattern, start, query.shape[-2], key.shape[-2], query.device)
     flat = at.flatten()
     d2 = pairs_of_rows(query, key.index_select(-2, flat).unflatten(-2, at.shape), manifold)
-    w = inverse_weights(d2.to(_numerics.fast_dtype(value.dtype)), eps, power)
     if mask is not None:
         valid = valid & mask.index_select(-1, flat).unflatten(-1, at.shape)
-    w = torch.where(valid, w, 0.0)
+    w = row_weights(d2.to(_numerics.fast_dtype(value.dtype)), eps, power, valid)
     rows = value.index_select(-2, flat).unflatten(-2, at.shape)
     out = (w.unsqueeze(-2) @ rows.to(w.dtype)).squeeze(-2)
     return safe_divide(out, w.sum(-1, keepdim=True))
@@ -166,7 +192,7 @@ def _summed(query, key, value, mask, manifold, parts, pattern, start, eps, power
     d2 = _squared_distances(xs, parts, pattern, start, at, keys, by_head(eps, torch.float64))
     if mask is not None:
         valid = valid & mask.index_select(-1, at.flatten()).unflatten(-1, at.shape)
-    w = torch.where(valid, inverse_weights(d2, eps, power), 0.0)
+    w = row_weights(d2, eps, power, valid)
     den = w.sum(-1, keepdim=True)
     out = sums.gather(w.flatten(0, -3), value.to(w.dtype).reshape(-1, *value.shape[-2:]), pattern, start)
     return safe_divide(out.view(*batch, *out.shape[-2:]), den)

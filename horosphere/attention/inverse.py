@@ -7,18 +7,24 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.attention.arguments import checked
-from horosphere.kernels.reference.attention import squared_distances
+from horosphere.kernels.attention_ops import as_scalar
+from horosphere.kernels.reference import attention as reference
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
 from horosphere.manifolds.pairwise import cdist
 
 
-def inverse_weights(d2: Tensor, eps: float | Tensor, power: float | Tensor) -> Tensor:
-    r""":math:`(d_{ij}^2 + \epsilon)^{-p}` of squared distances (..., H, N, M); eps and power () or (H,)."""
-    base = d2 + by_head(eps, d2.dtype)
-    if not isinstance(power, Tensor) and power == 1:
-        return base.reciprocal()
-    return base ** -by_head(power, d2.dtype)
+def row_weights(d2: Tensor, eps: float | Tensor, power: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    r""":math:`(d_{ij}^2 + \epsilon)^{-p}` of squared distances (..., H, N, M), each row up to a factor of its own.
+
+    eps and power are () or (H,); where mask, broadcastable and bool, is False the weight is 0. Results that are
+    quotients of two sums over a row do not see the factor, which keeps large powers from overflowing.
+    """
+    d2 = d2.to(_numerics.fast_dtype(d2.dtype))
+    if isinstance(power, Tensor) or power != 1:
+        return reference.weights(d2, as_scalar(eps, d2), as_scalar(power, d2), mask, None, "inverse")[0]
+    w = (d2 + by_head(eps, d2.dtype)).reciprocal()
+    return w if mask is None else torch.where(mask, w, 0.0)
 
 
 def by_head(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
@@ -29,12 +35,17 @@ def by_head(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     return value[..., None, None] if value.dim() else value
 
 
-def weights_to(x: Tensor, y: Tensor, manifold: geoopt.Manifold, eps: float | Tensor, power: float | Tensor) -> Tensor:
-    """Inverse-distance weights (..., N, M) of points x (..., N, D) to a small set y (..., M, D), not normalised."""
+def weights_to(
+    x: Tensor,
+    y: Tensor,
+    manifold: geoopt.Manifold,
+    eps: float | Tensor,
+    power: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """:func:`row_weights` (..., N, M) of points x (..., N, D) to a small set y (..., M, D)."""
     d2 = _squared_distances(chords(manifold, x), chords(manifold, y), by_head(eps, torch.float64))
-    if d2 is None:
-        d2 = cdist(x, y, manifold, squared=True)
-    return inverse_weights(d2.to(_numerics.fast_dtype(d2.dtype)), eps, power)
+    return row_weights(cdist(x, y, manifold, squared=True) if d2 is None else d2, eps, power, mask)
 
 
 def closeness(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
@@ -48,7 +59,7 @@ def closeness(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
 
 def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
     # inside torch.compile pairs cannot be looked at one by one, and the plain form for all of them holds N M D numbers
-    return None if xs is None else squared_distances(xs, ys, eps, not torch.compiler.is_compiling())
+    return None if xs is None else reference.squared_distances(xs, ys, eps, not torch.compiler.is_compiling())
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere.attention.inverse import checked_key_mask, checked_tokens, inverse_weights, safe_divide, with_ones
+from horosphere.attention.inverse import by_head, checked_key_mask, checked_tokens, safe_divide, with_ones
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.pairwise import cdist
@@ -141,7 +141,7 @@ def nystrom_attention(
         value = torch.where(mask.unsqueeze(-1), value, 0.0)
 
     def kernel(x: Tensor) -> Tensor:
-        return inverse_weights(cdist(x, landmarks, manifold, squared=True), eps, power)
+        return (cdist(x, landmarks, manifold, squared=True) + by_head(eps, wide)) ** -by_head(power, wide)
 
     rows = with_ones(value)
     if mask is not None:

@@ -79,9 +79,8 @@ def empty_summaries(key: Tensor, value: Tensor, manifold: geoopt.Manifold, slots
     batch = key.shape[:-2]
     points, sums = _numerics.fast_dtype(key.dtype), _numerics.fast_dtype(value.dtype)
     # some point of the manifold: distances to an empty slot count for nothing, but must be numbers
-    origin = resolve(manifold)[0].origin(slots, key.shape[-1], dtype=points, device=key.device)
     return SummaryState(
-        origin.expand(*batch, slots, key.shape[-1]),
+        resolve(manifold)[0].origin(*batch, slots, key.shape[-1], dtype=points, device=key.device),
         value.new_zeros(*batch, slots, dtype=sums),
         value.new_zeros(*batch, slots, value.shape[-1], dtype=sums),
         key.new_zeros(*batch, slots, key.shape[-1], dtype=points),
@@ -237,12 +236,12 @@ def _piece(
     again: bool,
 ) -> tuple[Tensor, SummaryState]:
     """The tokens up to the next border of the centroids."""
-    centroids, by = _assign(state, key, mask, manifold)
+    centroids, filled, by = _assign(state, key, mask, manifold)
     if mask is not None:  # a masked value may be anything, also no number
         value = torch.where(mask.unsqueeze(-1), value, 0.0)
     rows = with_ones(value)
     held = torch.cat((state.values, state.counts.unsqueeze(-1)), -1)
-    given = (query, centroids, by, rows, held, manifold, eps, power)
+    given = (query, centroids, filled, by, rows, held, manifold, eps, power)
     out = checkpoint(_read, *given, use_reentrant=False) if again else _read(*given)
     held = held + by.mT @ rows
     counts = held[..., -1].detach()
@@ -254,11 +253,15 @@ def _piece(
     return out, SummaryState(centroids, counts, held[..., :-1], pull, seen)
 
 
-def _assign(state: SummaryState, key: Tensor, mask: Tensor | None, manifold: geoopt.Manifold) -> tuple[Tensor, Tensor]:
-    """Centroids (..., C, D), empty slots filled by the first keys, and who took which key: (..., L, C), 0 or 1."""
+def _assign(
+    state: SummaryState, key: Tensor, mask: Tensor | None, manifold: geoopt.Manifold
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Centroids (..., C, D), empty slots filled by the first keys; which slots are (..., 1, C), None for all; and which
+    slot took which key, (..., L, C), 0 or 1.
+    """
     centroids, counts = state.centroids, state.counts
     length, slots = key.shape[-2], counts.shape[-1]
-    may_be_empty = state.seen < slots or mask is not None
+    may_be_empty, filled = state.seen < slots or mask is not None, None
     if may_be_empty:
         empty = counts == 0
         rank = empty.cumsum(-1) - 1  # an empty slot takes the key of its own rank among those that take part
@@ -271,17 +274,18 @@ def _assign(state: SummaryState, key: Tensor, mask: Tensor | None, manifold: geo
         source = source.clamp(0, length - 1)
         first = torch.gather(key, -2, source.unsqueeze(-1).expand(*source.shape, key.shape[-1]))
         centroids = torch.where(takes.unsqueeze(-1), first, centroids)
+        filled = (takes | ~empty).unsqueeze(-2)
     with torch.no_grad():
         d2 = closeness(key, centroids, manifold)
         if may_be_empty:
-            d2 = torch.where((takes | ~empty).unsqueeze(-2), d2, torch.inf)
+            d2 = torch.where(filled, d2, torch.inf)
         nearest = d2.argmin(-1)
         if may_be_empty:  # the key that fills a slot is that slot's, although others may lie at the same place
             beyond = torch.where(takes, source, length)
             own = torch.arange(slots, device=key.device).expand(beyond.shape)
             nearest = torch.nn.functional.pad(nearest, (0, 1)).scatter(-1, beyond, own)[..., :length]
         by = torch.nn.functional.one_hot(nearest, slots).to(counts.dtype)
-        return centroids, by if mask is None else by * mask.unsqueeze(-1)
+        return centroids, filled, by if mask is None else by * mask.unsqueeze(-1)
 
 
 def _logs(centroids: Tensor, by: Tensor, key: Tensor, mask: Tensor | None, manifold: geoopt.Manifold) -> Tensor:
@@ -296,6 +300,7 @@ def _logs(centroids: Tensor, by: Tensor, key: Tensor, mask: Tensor | None, manif
 def _read(
     query: Tensor,
     centroids: Tensor,
+    filled: Tensor | None,
     by: Tensor,
     rows: Tensor,
     held: Tensor,
@@ -304,6 +309,6 @@ def _read(
     power: float | Tensor,
 ) -> Tensor:
     """Out (..., L, Dv) from what the slots held at the start, and the keys of the piece up to each query."""
-    w = weights_to(query, centroids, manifold, eps, power).to(rows.dtype)
+    w = weights_to(query, centroids, manifold, eps, power, filled).to(rows.dtype)
     both = (w @ by.mT).tril() @ rows + w @ held
     return safe_divide(both[..., :-1], both[..., -1:])

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import horosphere as hs
-from horosphere.attention.fixed_pattern import fixed_pattern, fixed_pattern_attention, fixed_pattern_mask
+from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask, pattern_of
 from horosphere.kernels import pattern as sums
 from tests.attention.spaces import SPACES, f64, of_head, tokens, weight
 
@@ -22,9 +22,8 @@ def key_set(i, n, n_max, w, g, causal):
     return {j for j in keys if 0 <= j < n and not (causal and j > i)}
 
 
-def naive(query, key, value, manifold, pattern, offset=0, eps=1e-3, power=1.0, mask=None):
+def naive(query, key, value, manifold, sees, eps=1e-3, power=1.0, mask=None):
     out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=f64)
-    sees = fixed_pattern_mask(pattern, query.shape[-2], key.shape[-2], offset=offset)
     for b in range(query.shape[0]):
         for h in range(query.shape[1]):
             m = of_head(manifold, h)
@@ -50,14 +49,14 @@ def form(request, monkeypatch):
     [(1, 1, 1, 1), (2, 3, 0, 0), (30, 40, 2, 0), (17, 17, 2, 3), (50, 64, 3, 7), (40, 100, 8, 40), (9, 9, 20, 20)],
 )
 def test_the_key_set(n, n_max, w, g, causal):
-    mask = fixed_pattern_mask(fixed_pattern(n_max, window=w, global_keys=g, is_causal=causal), n, n)
+    mask = fixed_pattern_mask(n, n, n_max=n_max, window=w, global_keys=g, is_causal=causal)
     for i in range(n):
         assert set(mask[i].nonzero().flatten().tolist()) == key_set(i, n, n_max, w, g, causal)
 
 
 def test_each_key_counts_once_and_a_query_sees_few():
     for n_max in (1, 2, 100, 1000, 5000):
-        pattern = fixed_pattern(n_max)
+        pattern = pattern_of(n_max)
         log = max(1, math.ceil(math.log2(n_max)))
         assert pattern.columns <= (2 * log + 1) + log + 2 * (log + 1) + 1
         at, valid = sums.keys_of(pattern, 0, min(n_max, 300), n_max, torch.device("cpu"))
@@ -67,8 +66,8 @@ def test_each_key_counts_once_and_a_query_sees_few():
 
 
 def test_defaults_are_logarithms_of_the_longest_sequence():
-    assert fixed_pattern(1000) == fixed_pattern(1000, window=10, global_keys=10)
-    assert fixed_pattern(1024).band == (-10, 10) and fixed_pattern(1025, is_causal=True).band == (-11, 0)
+    assert pattern_of(1000) == pattern_of(1000, window=10, global_keys=10)
+    assert pattern_of(1024).band == (-10, 10) and pattern_of(1025, is_causal=True).band == (-11, 0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -77,11 +76,10 @@ def test_equals_dense_attention_with_the_mask_of_the_pattern(name, causal, form)
     manifold = SPACES[name]()
     given = tokens(manifold, 36, batch=(1, 2))
     options = {"n_max": 50, "window": 2, "global_keys": 3, "is_causal": causal}
-    pattern = fixed_pattern(50, window=2, global_keys=3, is_causal=causal)
+    mask = fixed_pattern_mask(36, 36, **options)
     out = fixed_pattern_attention(*given, manifold, eps=0.02, power=1.5, **options)
-    right = naive(*given, manifold, pattern, eps=0.02, power=1.5)
+    right = naive(*given, manifold, mask, eps=0.02, power=1.5)
     torch.testing.assert_close(out, right, rtol=1e-9, atol=1e-10)
-    mask = fixed_pattern_mask(pattern, 36, 36)
     dense = hs.attention.geodesic_attention(*given, manifold, eps=0.02, power=1.5, attn_mask=mask)
     torch.testing.assert_close(out, dense, rtol=1e-9, atol=1e-10)
 
@@ -96,7 +94,7 @@ def test_keys_that_take_no_part_leave_no_trace(causal, form):
     key = torch.where(mask[..., None], key, torch.nan).requires_grad_()
     value = torch.where(mask[..., None], value, torch.nan).requires_grad_()
     out = fixed_pattern_attention(query, key, value, manifold, is_causal=causal, key_mask=mask)
-    right = naive(query, key, value, manifold, fixed_pattern(40, is_causal=causal), mask=mask)
+    right = naive(query, key, value, manifold, fixed_pattern_mask(40, 40, is_causal=causal), mask=mask)
     torch.testing.assert_close(out, right, rtol=1e-9, atol=1e-10)
     assert out[1].abs().max() == 0
     out.sum().backward()
@@ -130,7 +128,7 @@ def test_the_future_moves_nothing(form):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("start, n, m", [(0, 40, 40), (5, 7, 12), (40, 1, 41)])
 def test_the_sums_are_each_others_derivatives(start, n, m, causal):
-    pattern = fixed_pattern(64, window=2, global_keys=3, is_causal=causal)
+    pattern = pattern_of(64, window=2, global_keys=3, is_causal=causal)
     torch.manual_seed(0)
     x, y = (torch.randn(2, k, 3, dtype=f64, requires_grad=True) for k in (n, m))
     at, valid = sums.keys_of(pattern, start, n, m, torch.device("cpu"))
@@ -208,6 +206,14 @@ def test_a_query_finds_the_key_it_equals_in_float32(name, form):
     assert (out - value).abs().max() < 1e-4
 
 
+def test_large_powers_do_not_overflow(form):
+    manifold = hs.PoincareBall()
+    given = tokens(manifold, 30, dtype=torch.float32)
+    out = fixed_pattern_attention(*given, manifold, eps=1e-6, power=6.0)
+    right = fixed_pattern_attention(*(t.double() for t in given), manifold, eps=1e-6, power=6.0)
+    torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-4), (torch.bfloat16, 2e-2)])
 def test_lower_precision(dtype, tolerance, form):
     manifold = hs.PoincareBall()
@@ -244,4 +250,4 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=message):
             fixed_pattern_attention(*given, manifold, **options)
     with pytest.raises(ValueError, match="n_max must be at least 1"):
-        fixed_pattern(0)
+        pattern_of(0)

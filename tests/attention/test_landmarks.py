@@ -266,6 +266,17 @@ def test_nystrom_gradients():
     assert gradcheck(call, (*given, landmarks, eps), atol=1e-6, fast_mode=True)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_powers_do_not_overflow(causal):
+    manifold = hs.PoincareBall()
+    given = tokens(manifold, 20, dtype=torch.float32)
+    anchors = given[1][0, :, :3]
+    out = landmark_attention(*given, anchors, manifold, is_causal=causal, eps=1e-6, power=6.0)
+    wide = (t.double() for t in (*given, anchors))
+    right = landmark_attention(*wide, manifold, is_causal=causal, eps=1e-6, power=6.0)
+    torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 def test_lower_precision(dtype, tolerance):
     manifold = hs.PoincareBall()

@@ -193,6 +193,15 @@ def test_weights_worked_again_in_the_backward_pass(monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(out.pow(2).sum(), given), right)
 
 
+@pytest.mark.parametrize("power", [6.0, torch.tensor(6.0)])
+def test_large_powers_do_not_overflow(power):
+    manifold = hs.PoincareBall()
+    given = tokens(manifold, 20, dtype=torch.float32)
+    out = summary_attention(*given, manifold, slots=5, chunk=4, eps=1e-6, power=power)
+    right = summary_attention(*(t.double() for t in given), manifold, slots=5, chunk=4, eps=1e-6, power=6.0)
+    torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-3)
+
+
 def test_half_precision_is_summed_in_float32():
     manifold = hs.Sphere()
     query, key, value = tokens(manifold, 32, dtype=torch.float32)
