@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from horosphere.kernels.attention_ops import WEIGHTS
 from horosphere.manifolds._float64 import as_points
@@ -117,17 +116,22 @@ def _mask(attn_mask, is_causal: bool, n: int, m: int) -> tuple[Tensor | None, in
         return None, 0 if is_causal else None
     if is_causal:
         raise ValueError("give attn_mask or is_causal=True, not both; a mask of your own can be made causal by .tril()")
-    if isinstance(attn_mask, CausalBias):
-        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (n, m):
-            raise ValueError(
-                f"attn_mask is causal for {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys, "
-                f"but there are {n} and {m}"
-            )
-        return None, m - n if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0
+    if type(attn_mask).__name__ == "CausalBias":
+        return None, _causal_offset(attn_mask, n, m)
     if not isinstance(attn_mask, Tensor) or not (attn_mask.dtype == torch.bool or attn_mask.dtype.is_floating_point):
         kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
         raise TypeError(f"attn_mask must be a bool tensor (True takes part) or a floating one, added; got {kind}")
     return attn_mask, None
+
+
+def _causal_offset(mask, n: int, m: int) -> int:
+    from torch.nn.attention.bias import CausalVariant  # here, because it imports triton
+
+    if (mask.seq_len_q, mask.seq_len_kv) != (n, m):
+        raise ValueError(
+            f"attn_mask is causal for {mask.seq_len_q} queries and {mask.seq_len_kv} keys, but there are {n} and {m}"
+        )
+    return m - n if mask.variant == CausalVariant.LOWER_RIGHT else 0
 
 
 def _fitted_mask(

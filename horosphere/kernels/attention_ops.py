@@ -11,6 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
+from horosphere.kernels import dispatch
+from horosphere.kernels.blocked.attention import attention as blocked_attention
+from horosphere.kernels.blocked.attention_backward import attention_backward as blocked_attention_backward
+from horosphere.kernels.blocked.augment import kappa_entries
+from horosphere.kernels.blocked.chord_scores import ChordScores
+from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.parts import Part, batch_of, dtype_of, pack, unpack
 from horosphere.kernels.reference.attention import attention as reference_attention
 
 WEIGHTS = ("inverse", "softmax", "gaussian")
@@ -29,7 +37,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     resolve: bool = True,
-    impl: str,
+    impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     r"""Averages of values by distance, :math:`o_i = \sum_j W_{ij} v_j`, without the matrix of weights.
 
@@ -47,17 +55,145 @@ def attention(
         dropout_p: probability with which a normalised weight is dropped, the others divided by 1 - dropout_p.
         seed: () int64, wanted where dropout_p > 0; equal seeds drop equal weights in every impl.
         resolve: work pairs that the product form does not resolve from differences.
-        impl: "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
+        impl: "auto", "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
 
     Returns:
         out (..., N, Dv) and lse (..., N), the logarithm of the denominator, both differentiable, in float32 or float64.
         A row in which no key takes part has out 0 and lse -inf.
     """
     eps, power = as_scalar(eps, value), as_scalar(power, value)
-    return reference_attention(xs, ys, value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
+    if bias is not None and bias.dim() < 2:
+        bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
+    inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
+    if _chosen(impl, xs, ys, value) == "reference":
+        return reference_attention(xs, ys, *inputs)
+    return torch.ops.horosphere.attention(*pack(xs, ys), *inputs, _chosen(impl, xs, ys, value))
 
 
 def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(number, Tensor):
         return number
     return torch.tensor(number, dtype=torch.float64, device=like.device)
+
+
+def _chosen(impl: str, xs: Sequence, ys: Sequence, value: Tensor) -> str:
+    x, y = xs[0].features, ys[0].features
+    if torch._C._are_functorch_transforms_active():
+        if impl in ("blocked", "triton"):
+            raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
+        return "reference"
+    entries = dispatch.SMALL if torch.compiler.is_compiling() else x.shape[:-1].numel() * y.shape[-2]
+    return dispatch.choose(impl, "attention", x.device, x.dtype, entries)
+
+
+_INPUTS = (
+    "Tensor[] tensors, int[] time_dims, bool[] weighted, Tensor value, Tensor eps, Tensor power, Tensor? bias,"
+    " SymInt? causal, str weight, float dropout_p, Tensor? seed, bool resolve, str impl"
+)
+torch.library.define("horosphere::attention", f"({_INPUTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.define(
+    "horosphere::attention_backward",
+    f"(Tensor out, Tensor lse, Tensor dout, Tensor dlse, bool curvature, bool[] wanted, {_INPUTS})"
+    " -> (Tensor[], Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _layout(parts: Sequence[Part], value: Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Batch dimensions of the result, and the type it is worked in."""
+    batch = torch.broadcast_shapes(batch_of(parts), value.shape[:-2])
+    return batch, torch.promote_types(dtype_of(parts), _numerics.fast_dtype(value.dtype))
+
+
+@torch.library.impl("horosphere::attention", "default")
+def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl):
+    """:func:`attention` on packed chords."""
+    parts = unpack(tensors, time_dims, weighted)
+    batch, dtype = _layout(parts, value)
+    with without_autocast(value.device):
+        scores = ChordScores(parts, batch, dtype, resolve=resolve)
+        eps, power = kappa_entries(eps, batch), kappa_entries(power, batch)
+        return blocked_attention(scores, value, eps, power, bias, causal, weight, dropout_p, seed)
+
+
+@torch.library.register_fake("horosphere::attention")
+def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl):
+    parts = unpack(tensors, time_dims, weighted)
+    batch, dtype = _layout(parts, value)
+    n = parts[0].x.shape[-2]
+    return value.new_empty(*batch, n, value.shape[-1], dtype=dtype), value.new_empty(*batch, n, dtype=dtype)
+
+
+@torch.library.impl("horosphere::attention_backward", "default")
+def _(
+    out, lse, dout, dlse, curvature, wanted,
+    tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl,
+):  # fmt: skip
+    """Gradients of the packed chords, value, eps, power and bias (empty where it is not ``wanted``, the third)."""
+    parts = unpack(tensors, time_dims, weighted)
+    batch, dtype = _layout(parts, value)
+    with without_autocast(value.device):
+        scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        dvalue, *drates, dbias = blocked_attention_backward(
+            scores, value, *rates, bias, causal, weight, dropout_p, seed, out, lse, dout, dlse, tuple(wanted)
+        )
+    deps, dpower = (
+        d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
+    )
+    return scores.gradients(), dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
+
+
+@torch.library.register_fake("horosphere::attention_backward")
+def _(
+    out, lse, dout, dlse, curvature, wanted,
+    tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl,
+):  # fmt: skip
+    points = [t.new_empty(t.shape) for t in tensors]
+    dbias = bias.new_empty(bias.shape) if wanted[2] else value.new_empty(0)
+    return points, value.new_empty(value.shape), eps.new_empty(eps.shape), power.new_empty(power.shape), dbias
+
+
+def _save(ctx, inputs, output):
+    tensors, time_dims, weighted, value, eps, power, bias, *ctx.settings = inputs
+    causal, weight, dropout_p, seed, resolve, impl = ctx.settings
+    ctx.settings = causal, weight, dropout_p, None, resolve, impl
+    ctx.layout, ctx.has = (time_dims, weighted), (bias is not None, seed is not None)
+    ctx.save_for_backward(*output, *tensors, value, eps, power, *(t for t in (bias, seed) if t is not None))
+
+
+def _backward(ctx, dout, dlse):
+    out, lse, *saved = ctx.saved_tensors
+    seed = saved.pop() if ctx.has[1] else None
+    bias = saved.pop() if ctx.has[0] else None
+    *tensors, value, eps, power = saved
+    causal, weight, dropout_p, _, resolve, impl = ctx.settings
+    settings = causal, weight, dropout_p, seed, resolve
+    if torch.is_grad_enabled():  # a second derivative is wanted: that of the plain form
+        points, dvalue, deps, dpower, dbias = _reference_gradient(
+            dout, dlse, tensors, ctx.layout, (value, eps, power, bias), settings
+        )
+    else:
+        curvature = any(p.kappa.requires_grad for p in unpack(tensors, *ctx.layout))
+        wanted = [eps.requires_grad, power.requires_grad, bias is not None and bias.requires_grad]
+        points, dvalue, deps, dpower, dbias = torch.ops.horosphere.attention_backward(
+            out, lse, dout, dlse, curvature, wanted, tensors, *ctx.layout, value, eps, power, bias, *settings, impl
+        )
+        dbias = dbias if wanted[2] else None
+    return points, None, None, dvalue, deps, dpower, dbias, *(None,) * 6
+
+
+def _reference_gradient(dout, dlse, tensors, layout, others, settings):
+    # a tensor may be there twice: each place gets its own gradient through an alias of its own
+    places = [t.view_as(t) for t in tensors]
+    others = [None if t is None else t.view_as(t) for t in others]
+    xs, ys = zip(*(p.chords() for p in unpack(places, *layout)), strict=True)
+    results = reference_attention(xs, ys, *others, *settings)
+    inputs = [*places, *others]
+    wanted = [p for p in inputs if p is not None and p.requires_grad]
+    found = iter(torch.autograd.grad(results, wanted, (dout, dlse), create_graph=True, allow_unused=True))
+    gradients = [next(found) if p is not None and p.requires_grad else None for p in inputs]
+    return gradients[: len(places)], *gradients[len(places) :]
+
+
+torch.library.register_autograd("horosphere::attention", _backward, setup_context=_save)

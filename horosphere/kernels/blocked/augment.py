@@ -93,3 +93,30 @@ def tile_product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
     else:
         torch.bmm(a, b.mT, out=out)
     return out
+
+
+def query_gradient(x: Tensor, w: Tensor | None, da: Tensor, c: Tensor, time_dims: int) -> tuple[Tensor, Tensor | None]:
+    """Gradients of features x (..., N, F) and weights w (..., N) from that of a (..., N, F + 2); c (..., 1)."""
+    f = x.shape[-1]
+    dax = da[..., :f]
+    if time_dims:  # norms enter the comparison only, not the distance
+        return minkowski(dax, time_dims) * (-2 * c).unsqueeze(-1), None
+    gx = torch.addcmul(-dax, x, da[..., f : f + 1])
+    if w is None:
+        return gx.mul_((2 * c).unsqueeze(-1)), None
+    gx.mul_((2 * c * w).unsqueeze(-1))
+    gw = da[..., f + 1] + (x * x).sum(-1) * da[..., f] - 2 * (x * dax).sum(-1)
+    return gx, gw * c
+
+
+def key_gradient(y: Tensor, w: Tensor | None, db: Tensor, time_dims: int) -> tuple[Tensor, Tensor | None]:
+    """Gradients of features y (..., M, F) and weights w (..., M) from that of b (..., M, F + 2)."""
+    f = y.shape[-1]
+    dby = db[..., :f]
+    if time_dims:
+        return dby.clone(), None
+    gy = torch.addcmul(dby, y, db[..., f + 1 :], value=2.0)
+    if w is None:
+        return gy, None
+    gw = (y * dby).sum(-1) + db[..., f] + (y * y).sum(-1) * db[..., f + 1]
+    return gy.mul_(w.unsqueeze(-1)), gw

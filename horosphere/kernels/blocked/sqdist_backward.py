@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
-from horosphere.kernels.blocked.augment import augment, flat, kappa_entries, minkowski, tile_product
+from horosphere.kernels.blocked.augment import augment, flat, kappa_entries, key_gradient, query_gradient, tile_product
 from horosphere.kernels.blocked.sqdist import all_alike, may_overflow
 from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
 from horosphere.kernels.parts import Part, batch_of, dtype_of
@@ -77,31 +77,21 @@ def per_point(
     part: Part, batch: torch.Size, da: Tensor, db: Tensor, dk: Tensor, square: bool, curvature: bool
 ) -> list[Tensor]:
     """From the gradients of augmented features to those of features, curvature and weights."""
-    f = part.x.shape[-1]
     kappa = kappa_entries(part.kappa, batch).to(da.device)
     curved = kappa != 0
-    c = torch.where(curved, kappa.abs() / 2, 1.0)[:, None, None]
+    c = torch.where(curved, kappa.abs() / 2, 1.0)[:, None]
     x, y = flat(part.x, batch, 2).to(torch.float64), flat(part.y, batch, 2).to(torch.float64)
-    da, db = da.to(torch.float64) * c, db.to(torch.float64)
-    dax, day = da[..., :f], db[..., :f]
-    if part.time_dims:
-        gx, gy = -2 * minkowski(dax, part.time_dims), day  # norms enter the comparison only, not the distance
-    else:
-        gx, gy = 2 * (x * da[..., f : f + 1] - dax), day + 2 * y * db[..., f + 1 :]
-    weights = []
-    if part.wx is not None:
-        wx, wy = (flat(w, batch, 1).to(torch.float64).unsqueeze(-1) for w in (part.wx, part.wy))
-        nx, ny = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
-        plain_a = torch.cat((-2 * x, nx, torch.ones_like(nx)), -1)
-        plain_b = torch.cat((y, torch.ones_like(ny), ny), -1)
-        weights = [(plain_a * da).sum(-1), (plain_b * db).sum(-1)]
-        gx, gy = gx * wx, gy * wy
+    da, db = da.to(torch.float64), db.to(torch.float64)
+    wx, wy = (None if w is None else flat(w, batch, 1).to(torch.float64) for w in (part.wx, part.wy))
+    gx, gwx = query_gradient(x, wx, da, c, part.time_dims)
+    gy, gwy = key_gradient(y, wy, db, part.time_dims)
+    weights = [] if wx is None else [gwx, gwy]
     gk = torch.zeros_like(kappa)
     if curvature:
         power = torch.where(curved, kappa.abs(), 1.0)
         gk = dk / (power**2 if square else power**1.5)
         if part.time_dims:  # u = 2/kappa - 2 <x, y>_J
-            gk = gk - 2 / kappa**2 * da[..., f].sum(-1)
+            gk = gk - 2 / kappa**2 * (c * da[..., x.shape[-1]]).sum(-1)
     gradients = [gx, gy, gk.to(part.kappa.device), *weights]
     likes = [part.x, part.y, part.kappa, *((part.wx, part.wy) if weights else ())]
     return [_fold(g, like, batch) for g, like in zip(gradients, likes, strict=True)]

@@ -1,0 +1,130 @@
+r"""Gradients of attention by recomputing tiles.
+
+With W = w / den, :math:`c_i = \langle do_i, o_i\rangle - dlse_i` and l the logarithm of w
+
+    dL/dl_ij = W_ij (<do_i, v_j> - c_i),   dv_j = sum_i W_ij do_i,   dL/dz_ij = -power dL/dl_ij g'(z_ij)
+
+g as in the reference. do and c are divided by the denominator beforehand and lie side by side, as values and ones do,
+so that the bracket is one product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.blocked.attention import Plan, accumulate, append
+from horosphere.kernels.blocked.chord_scores import ChordScores
+from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
+
+ROWS, COLUMNS = 256, 512
+
+
+def attention_backward(
+    scores: ChordScores,
+    value: Tensor,
+    eps: Tensor,
+    power: Tensor,
+    bias: Tensor | None,
+    causal: int | None,
+    weight: str,
+    dropout_p: float,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of value, eps (B,), power (B,) and bias; those of the points stay with ``scores``. ``wanted``: whether
+    those of eps, power and bias are.
+    """
+    batch, dtype, entries, n = scores.batch, scores.dtype, scores.batch.numel(), scores.n
+    values = Entries(value, batch, 2)
+    into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
+    outs, lses, douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
+    dlses = None if dlse is None else Entries(dlse, batch, 1)
+    plan = Plan(scores.signs, n, scores.m, scores.device, ROWS, COLUMNS)
+    buffers = torch.empty(scores.tensors + 2, plan.numbers, dtype=dtype, device=scores.device)
+    mask = Mask(bias, causal, batch)
+    dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
+    deps, dpower = torch.zeros_like(eps), torch.zeros_like(power)
+    dbias = BiasGradient(bias, batch, dtype) if wanted[2] else None
+    scores.prepare_gradients()
+    for e in plan.groups() if n and scores.m else ():
+        shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
+        group = scores.group(e, shift)
+        weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
+        v = append(values[e].to(dtype), 1.0).expand(e.stop - e.start, -1, -1)
+        scale = -power[e]
+        dv: dict[int, Tensor] = {}
+        for i in plan.rows():
+            base, upper = _rows(
+                weighing, *(s[e][:, i] for s in (outs, lses, douts)), None if dlses is None else dlses[e][:, i], dtype
+            )
+            for j in plan.columns():
+                if mask.nobody(i, j):
+                    break
+                z = group.tile(i, j, buffers, True)
+                w, g = (b[: z.numel()].view(z.shape) for b in buffers[-2:])
+                if weighing.reciprocal:
+                    w = mask.weights_(z.reciprocal_(), e, i, j)
+                elif weighing.plain:
+                    mask.weights_(weighing.weights_(w.copy_(z)), e, i, j)
+                else:
+                    mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base).exp_()
+                if j.start not in dv:
+                    dv[j.start] = v.new_zeros(v.shape[0], j.stop - j.start, value.shape[-1])
+                if dropout is None:
+                    accumulate(dv[j.start], w.mT, upper[..., :-1])
+                    torch.bmm(upper, v[:, j].mT, out=g)
+                else:
+                    accumulate(dv[j.start], dropout.apply_(w.clone(), e, i, j).mT, upper[..., :-1])
+                    torch.bmm(upper[..., :-1], v[:, j, :-1].mT, out=g)
+                    dropout.apply_(g, e, i, j).add_(upper[..., -1:])
+                g.mul_(w)
+                if dbias is not None:
+                    dbias.add(e, i, j, g)
+                if wanted[1]:
+                    measured = w.log().neg_() if weighing.reciprocal else weighing.measure(z)
+                    dpower[e] -= torch.where(g == 0, 0.0, g * measured).sum((-1, -2)).to(dpower.dtype)
+                g = g.mul_(w) if weighing.reciprocal else weighing.slope_(g, z)
+                if wanted[0]:
+                    deps[e] += scale * g.sum((-1, -2)).to(deps.dtype)
+                group.pull(i, j, g)
+            group.rows_done(i, scale)
+        group.finish(scale)
+        for start, gradient in dv.items():
+            into.add_(e, gradient, slice(start, start + gradient.shape[1]))
+    return into.t.to(value.dtype), deps, dpower, None if dbias is None else dbias.t.to(bias.dtype)
+
+
+def _rows(
+    weighing: Weighing, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What is subtracted from logits (E, R, 1), and (do, -c) / den (E, R, Dv + 1); 0 in rows without keys."""
+    empty = (lse == -torch.inf).unsqueeze(-1)
+    c = (dout * out).sum(-1)
+    upper = append(dout.to(dtype), -(c if dlse is None else c - dlse))
+    base = torch.where(empty, 0.0, lse.unsqueeze(-1))
+    if weighing.plain:
+        upper.mul_(torch.exp(-base))
+    return base, upper.masked_fill_(empty, 0.0)
+
+
+class BiasGradient:
+    """The sum of dL/dl over everything along which the bias was broadcast."""
+
+    def __init__(self, bias: Tensor, batch: torch.Size, dtype: torch.dtype):
+        self.t = torch.zeros(bias.shape, dtype=dtype, device=bias.device)
+        self.entries = Entries(self.t, batch, 2)
+
+    def add(self, e: slice, i: slice, j: slice, g: Tensor) -> None:
+        view = self.entries.view
+        if view.shape[-2] == 1:
+            g, i = g.sum(-2, keepdim=True), slice(None)
+        if view.shape[-1] == 1:
+            g, j = g.sum(-1, keepdim=True), slice(None)
+        for k, part in zip(range(e.start, e.stop), g.unbind(0), strict=True):
+            view[self.entries.place(k)][i, j] += part

@@ -1,0 +1,139 @@
+r"""Squared distances of chord parts, tile by tile, and what their gradient does to the points.
+
+The streaming loops of horosphere.kernels.blocked.attention ask two things of a geometry: the tile
+:math:`z_{ij} = d_{ij}^2 + \varepsilon`, and to take dL/dz of that tile. Another geometry joins by offering what
+:class:`ChordScores` offers:
+
+    batch, n, m, dtype, device   of the matrix, and the type tiles are worked in
+    signs                        of length B: batch entries share a tile where these are equal
+    tensors                      how many buffers of a tile's size a group asks for
+    group(e, shift)              batch entries e, shift (E,) what is added to d^2 ("eps"): an object with
+        extent()                     a bound of d^2, which decides whether plain sums of weights are safe
+        tile(i, j, buffers, keep)    z (E, R, C) >= 0 in buffers[0]; with ``keep`` the others stay lent until pull
+        pull(i, j, g)                dL/dz / scale of that tile; g may be overwritten
+        rows_done(i, scale)          no more tiles of rows i: add up their gradients times scale (E,)
+        finish(scale)                no more tiles at all
+    prepare_gradients()          before the first pull
+    gradients()                  of its tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.blocked.augment import kappa_entries
+from horosphere.kernels.blocked.chord_tiles import PartTiles
+from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.parts import Part
+
+
+class ChordScores:
+    """d^2 + eps of chord parts.
+
+    Args:
+        parts: of both sides.
+        batch: the batch dimensions of the result.
+        dtype: the type of tiles.
+        resolve: work rows with unresolved pairs again in float64, see horosphere.kernels.blocked.near.
+        curvature: whether the gradient of kappa is wanted.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], batch: torch.Size, dtype: torch.dtype, *, resolve: bool, curvature: bool = False
+    ):
+        self.parts, self.batch, self.dtype = parts, batch, dtype
+        self.resolve, self.curvature = resolve, curvature
+        self.n, self.m = parts[0].x.shape[-2], parts[0].y.shape[-2]
+        self.device = parts[0].x.device
+        self.tensors = 2 if len(parts) == 1 else 3
+        self.kappas = [kappa_entries(p.kappa, batch) for p in parts]
+        self.signs = list(zip(*([(k > 0) - (k < 0) for k in kappa.tolist()] for kappa in self.kappas), strict=True))
+        self.sides = [self._entries(p, tuple(p)) for p in parts]
+        self.into: list[list[Entries | None]] = []
+        self.slopes: list[Tensor] = []
+
+    def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
+        """x, y, wx, wy of a part, batch entry by batch entry."""
+        x, y, _, wx, wy, _ = tensors
+        return [None if t is None else Entries(t, self.batch, own) for t, own in ((x, 2), (y, 2), (wx, 1), (wy, 1))]
+
+    def group(self, e: slice, shift: Tensor) -> ChordGroup:
+        parts = []
+        for part, sides, kappa in zip(self.parts, self.sides, self.kappas, strict=True):
+            x, y, wx, wy = (None if s is None else s[e] for s in sides)
+            parts.append(Part(x, y, kappa[e], wx, wy, part.time_dims))
+        return ChordGroup(self, e, parts, shift)
+
+    def prepare_gradients(self) -> None:
+        def zeros(t):
+            return torch.zeros(t.shape, dtype=self.dtype, device=t.device) if isinstance(t, Tensor) else t
+
+        self.into = [self._entries(p, [zeros(t) for t in p]) for p in self.parts]
+        self.slopes = [torch.zeros_like(k) for k in self.kappas]
+
+    def gradients(self) -> list[Tensor]:
+        """Of x, y, kappa and any weights, part by part, as they are packed."""
+        found = []
+        for part, into, slope in zip(self.parts, self.into, self.slopes, strict=True):
+            gx, gy, *weights = (g.t for g in into if g is not None)
+            kappa = slope.view(self.batch).sum_to_size(part.kappa.shape)
+            likes = (part.x, part.y, part.kappa, *((part.wx, part.wy) if weights else ()))
+            found += [g.to(like) for g, like in zip((gx, gy, kappa, *weights), likes, strict=True)]
+        return found
+
+
+class ChordGroup:
+    """Some batch entries, whose curvatures have one sign in every part."""
+
+    def __init__(self, scores: ChordScores, e: slice, parts: list[Part], shift: Tensor):
+        self.scores, self.e = scores, e
+        signs = scores.signs[e.start]
+        # flat features take eps into the matrix product
+        self.inside = len(parts) == 1 and signs[0] == 0 and parts[0].wx is None and not scores.curvature
+        self.parts = [PartTiles(p, s, scores, shift, self.inside) for p, s in zip(parts, signs, strict=True)]
+        self.shift = shift.to(scores.dtype)[:, None, None]
+
+    def extent(self) -> float:
+        return sum(part.extent() for part in self.parts)
+
+    def tile(self, i: slice, j: slice, buffers: Sequence[Tensor], keep: bool) -> Tensor:
+        if len(self.parts) == 1:
+            (part,) = self.parts
+            t = part.product(i, j, buffers[0])
+            if self.inside:
+                return t
+            return part.add_to(self.shift, part.arc_(t, buffers[1], keep), out=t)
+        self.buffers = buffers
+        z = None
+        for part in self.parts:
+            t = part.product(i, j, buffers[1])
+            if z is None:
+                z = buffers[0][: t.numel()].view(t.shape).copy_(self.shift.expand(t.shape))
+            part.add_to(z, part.arc_(t, buffers[2], False), out=z)
+        return z
+
+    def pull(self, i: slice, j: slice, g: Tensor) -> None:
+        if len(self.parts) == 1:
+            self.parts[0].pull(i, j, g)
+            return
+        for part in self.parts:  # a part's tile is made again: kept ones would leave the cache
+            part.arc_(part.product(i, j, self.buffers[1]), self.buffers[2], True)
+            part.pull(i, j, self.buffers[1][: g.numel()].view(g.shape).copy_(g))
+
+    def rows_done(self, i: slice, scale: Tensor) -> None:
+        for part, into in zip(self.parts, self.scores.into, strict=True):
+            gx, gw = part.query_gradient(i, scale)
+            into[0].add_(self.e, gx, i)
+            if gw is not None:
+                into[2].add_(self.e, gw, i)
+
+    def finish(self, scale: Tensor) -> None:
+        for part, into, slope in zip(self.parts, self.scores.into, self.scores.slopes, strict=True):
+            for j, gy, gw in part.key_gradients(scale):
+                into[1].add_(self.e, gy, j)
+                if gw is not None:
+                    into[3].add_(self.e, gw, j)
+            slope[self.e] += part.kappa_gradient(scale)
