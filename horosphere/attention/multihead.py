@@ -179,8 +179,9 @@ class GeodesicAttention(nn.Module):
         is_causal: bool = False,
         *,
         cache: AttentionCache | None = None,
+        max_radius: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; the arguments of nn.MultiheadAttention, and a cache.
+        """Attend; the arguments of nn.MultiheadAttention, a cache and a bound for every token.
 
         Args:
             query: (B, N, E) or (N, E). key: (B, M, kdim). value: (B, M, vdim).
@@ -193,6 +194,7 @@ class GeodesicAttention(nn.Module):
             cache: of this layer (:meth:`new_cache`). query, key and value are then the same new tokens; they see
                 those in the cache and, causally, each other. attn_mask must be None, key_padding_mask bool and that of
                 the new tokens.
+            max_radius: (B, N) or (N,) positive, in place of the layer's own, for queries and keys of the same tokens.
 
         Returns:
             (B, N, E) or (N, E), and the weights: (B, N, M), or (B, H, N, M) without averaging; None where they were not
@@ -203,7 +205,7 @@ class GeodesicAttention(nn.Module):
         """
         unbatched = query.dim() == 2
         self._check(query, key, value)
-        q, k, v = self._heads(query, key, value, cache)
+        q, k, v = self._heads(query, key, value, cache, max_radius)
         weights = None
         if cache is not None or self.scheme is not None:
             key_mask = self._key_mask(attn_mask, key_padding_mask, k, unbatched)
@@ -294,7 +296,12 @@ class GeodesicAttention(nn.Module):
             )
 
     def _heads(
-        self, query: Tensor, key: Tensor, value: Tensor | None, cache: AttentionCache | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        cache: AttentionCache | None,
+        max_radius: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected, split into heads and mapped: q (B, H, N, D), k (B, H', M, D), v (B, H', M, n)."""
         kv_dim = self.num_kv_heads * self.head_dim
@@ -318,7 +325,15 @@ class GeodesicAttention(nn.Module):
         if has_batched_curvature(resolve(self.manifold)[0]):  # which points of fewer key heads would not fit
             k = self._for_every_head(k)
             v = None if v is None else self._for_every_head(v)
-        q, k = (points.into_manifold(self._turned(x, cache), self.manifold, max_radius=self.max_radius) for x in (q, k))
+        bound = self.max_radius
+        if max_radius is not None:
+            if max_radius.shape != query.shape[:-1] or query.shape[:-1] != key.shape[:-1]:
+                raise ValueError(
+                    "max_radius is one number a token of query and key, which must be the same tokens; got "
+                    f"{tuple(max_radius.shape)} for {tuple(query.shape)} and {tuple(key.shape)}"
+                )
+            bound = (max_radius if max_radius.dim() == 2 else max_radius.unsqueeze(0))[:, None, :, None]
+        q, k = (points.into_manifold(self._turned(x, cache), self.manifold, max_radius=bound) for x in (q, k))
         return q, k, v
 
     def _split(self, x: Tensor) -> Tensor:
