@@ -9,12 +9,24 @@ from torch import Tensor
 from horosphere._numerics import safe_sqrt
 from horosphere.manifolds import PoincareBall
 
-__all__ = ["APERTURE", "MARGIN", "check_cones", "cone_excess", "cone_loss", "excess_to_all", "outside_centre"]
+__all__ = [
+    "APERTURE",
+    "MARGIN",
+    "bounded",
+    "check_cones",
+    "cone_excess",
+    "cone_loss",
+    "drawn_in",
+    "excess_to_all",
+    "outside_centre",
+]
 
 # K and gamma of the source.
 APERTURE, MARGIN = 0.1, 0.01
 # Cones have their apex outside this radius of the unit ball, where K (1 - r^2) / r = 1.
 INNER = 2 * APERTURE / (1 + math.sqrt(1 + 4 * APERTURE**2))
+# In units of the curvature: how far out the farthest hundredth of the points may start, and how far a step may lead.
+REACH, LONGEST_STEP = 1.5, 0.05
 
 
 def check_cones(manifold) -> None:
@@ -34,8 +46,11 @@ def cone_excess(parents: Tensor, children: Tensor) -> Tensor:
     Source: O. Ganea, G. Becigneul and T. Hofmann, Hyperbolic entailment cones for learning hierarchical embeddings,
     2018, equations 26 and 28.
     """
-    x2, y2 = (parents**2).sum(-1), (children**2).sum(-1)
-    xy = (parents * children).sum(-1)
+    return _excess((parents**2).sum(-1), (children**2).sum(-1), (parents * children).sum(-1))
+
+
+def _excess(x2: Tensor, y2: Tensor, xy: Tensor) -> Tensor:
+    """`cone_excess` from |x|^2, |y|^2 and <x, y>."""
     # The source's arccos has an infinite slope at 0; the other side of its triangle, squared, is
     # |x|^2 |x - y|^2 (1 + |x|^2 |y|^2 - 2 <x, y>) - along^2 = (1 - |x|^2)^2 (|x|^2 |y|^2 - <x, y>^2).
     along = xy * (1 + x2) - x2 * (1 + y2)
@@ -66,7 +81,32 @@ def outside_centre(points: Tensor, manifold) -> Tensor:
     return torch.where(norm < radius, points * (radius / norm.clamp(min=1e-300)), points)
 
 
+def drawn_in(points: Tensor, manifold) -> Tensor:
+    """The start of the work on cones: points with their distances from the origin shrunk by one factor, so that all but
+    a hundredth lie within 1.5 / sqrt(-kappa).
+
+    A cone at distance d from the origin takes in about 4 K e^(-2 d) of the directions. Where the ranking loss leaves
+    its points no cone is wide enough to be found.
+    """
+    reach = REACH / math.sqrt(-manifold.kappa)
+    far = torch.quantile(manifold.dist0(points), 0.99)
+    return manifold.expmap0(manifold.logmap0(points) * (reach / far.clamp(min=reach)))
+
+
+def bounded(gradient: Tensor, points: Tensor, manifold, rate: float, full_rate: float) -> Tensor:
+    """The gradient with the rows shortened that would lead farther than 0.05 / sqrt(-kappa) at ``full_rate``, and less
+    in proportion at a lower one.
+
+    The slope of Xi has no bound where a child comes near its parent, nor that of psi where a cone is widest: a step as
+    long as the slope says throws a node out of all its cones.
+    """
+    length = rate * manifold.norm(points, manifold.egrad2rgrad(points, gradient), keepdim=True)
+    longest = LONGEST_STEP / math.sqrt(-manifold.kappa) * rate / full_rate
+    return gradient * (longest / length.clamp(min=longest))
+
+
 def excess_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
     """(len(rows), N) angles by which the given rows lie outside the cone of every point."""
     unit = points * math.sqrt(-manifold.kappa)
-    return cone_excess(unit, unit[torch.from_numpy(rows)].unsqueeze(1)).numpy()
+    children, square = unit[torch.from_numpy(rows)], (unit**2).sum(-1)
+    return _excess(square, square[torch.from_numpy(rows)].unsqueeze(1), children @ unit.T).numpy()

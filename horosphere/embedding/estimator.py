@@ -53,7 +53,8 @@ class GraphEmbedding(BaseEstimator):
     the pairs (u, v) of a graph, with negatives n_k that are never neighbours of u; weights are multiplicities.
     ``"distortion"``: sum |d(u, v) / g(u, v) - 1| over all pairs of nodes, g the length of the shortest path between
     them or a given distance; weights are lengths, directions do not count. ``"cones"``, on the ball: a child lies in
-    the entailment cone of its parent and outside those of strangers, see `cones`; the first half of the epochs ranks.
+    the entailment cone of its parent and outside those of strangers, see `cones`; the first half of the epochs ranks,
+    unless ``init`` is an array.
     On the CPU a seed fixes the result bit for bit (one version of torch, one kind of processor).
 
     Args:

@@ -60,7 +60,11 @@ def fit_ranking(
     n_epochs, rate = _defaults(model, RANKING)
     # New nodes have a neighbourhood to start in: nothing to sort out first.
     burn_in = 0 if n_fixed else min(model.burn_in, n_epochs // 10)
-    schedule = Schedule(n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed, model.loss)
+    # Of cones: points that were given are not ranked, nor drawn in, first.
+    settled = bool(n_fixed) or not isinstance(model.init, str)
+    schedule = Schedule(
+        n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed, model.loss, settled
+    )
     with _run(model, n_epochs, checkpoint, n_fixed) as how:
         return train(start.numpy(), pairs, manifold, schedule, **how)
 

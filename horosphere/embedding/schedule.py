@@ -20,17 +20,25 @@ class Schedule:
     burn_in: int
     seed: int
     loss: str = "ranking"
+    settled: bool = False
+
+    @property
+    def first_of_cones(self) -> int:
+        """The epoch from which on such a run works on cones.
+
+        The first half ranks, to sort the nodes out; points that are ``settled`` go without.
+        """
+        return 0 if self.settled else self.n_epochs // 2
 
     def cones(self, epoch: int) -> bool:
-        """Whether the epoch works on cones; the first half of such a run ranks, to sort the nodes out."""
-        return self.loss == "cones" and epoch >= self.n_epochs // 2
+        return self.loss == "cones" and epoch >= self.first_of_cones
 
     def rate(self, epoch: int) -> float:
         if epoch < self.burn_in:
             return self.learning_rate / 10
-        rate = self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
-        # Angles at an apex turn fast: at the rate of distances the cones do not settle.
-        return rate / 10 if self.cones(epoch) else rate
+        if self.cones(epoch):
+            return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.first_of_cones)
+        return self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
 
 
 @dataclass(frozen=True)

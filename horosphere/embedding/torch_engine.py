@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from horosphere.embedding.cones import cone_loss, outside_centre
+from horosphere.embedding.cones import bounded, cone_loss, drawn_in, outside_centre
 from horosphere.embedding.curvature import fixed
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.losses import ranking_loss
@@ -69,9 +69,10 @@ class TorchEngine:
             group["lr"] = self._schedule.rate(epoch) / share
         cones = self._schedule.cones(epoch)
         with _one_thread():
-            if cones:
-                self._move_out(torch.arange(self._n_fixed, len(self._table)))
-            return sum(self._step(batch, cones) for batch in self._batches(epoch))
+            if cones and epoch == self._schedule.first_of_cones:
+                self._begin_cones()
+            bound = (self._schedule.rate(epoch), self._schedule.learning_rate) if cones else None
+            return sum(self._step(batch, bound) for batch in self._batches(epoch))
 
     def _batches(self, epoch: int) -> Iterator[np.ndarray]:
         if not len(self._edges):
@@ -97,19 +98,28 @@ class TorchEngine:
         drawn[~some] = self._uniform.draw(sources[~some], count, rng)
         return drawn
 
+    def _begin_cones(self) -> None:
+        if not self._schedule.settled:
+            with torch.no_grad():
+                self._table.copy_(drawn_in(self._table.detach(), self._table.manifold))
+        self._move_out(torch.arange(self._n_fixed, len(self._table)))
+
     def _move_out(self, rows: torch.Tensor) -> None:
         """Apexes of cones keep away from the origin."""
         with torch.no_grad():
             self._table[rows] = outside_centre(self._table.detach()[rows], self._table.manifold)
 
-    def _step(self, batch: np.ndarray, cones: bool) -> float:
+    def _step(self, batch: np.ndarray, bound: tuple[float, float] | None) -> float:
+        """One step on a batch; of cones with ``bound``, the rate and the largest rate."""
         rows, local = np.unique(batch, return_inverse=True)
         index = torch.from_numpy(rows)
         points = self._table.detach().index_select(0, index).requires_grad_()
-        loss = (cone_loss if cones else ranking_loss)(
+        loss = (ranking_loss if bound is None else cone_loss)(
             points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold
         )
         gradient, *slopes = torch.autograd.grad(loss, [points, *self._learned])
+        if bound is not None:
+            gradient = bounded(gradient, points.detach(), self._table.manifold, *bound)
         for parameter, slope in zip(self._learned, slopes, strict=True):
             parameter.grad = slope
         first = int(np.searchsorted(rows, self._n_fixed))
@@ -117,7 +127,7 @@ class TorchEngine:
             index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False
         )
         self._optimizer.step()
-        if cones:
+        if bound is not None:
             self._move_out(index[first:])
         return loss.item()
 
