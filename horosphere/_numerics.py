@@ -21,6 +21,17 @@ TRIG_SERIES_BOUND = 1.0
 SIN_SERIES = tuple((-1.0) ** n / math.factorial(2 * n + 1) for n in range(10))
 COS_SERIES = tuple((-1.0) ** n / math.factorial(2 * n) for n in range(10))
 
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) for 1 + f in [1/sqrt 2, sqrt 2], P to 3e-8, and asin z = z P(z^2) for z^2 <= 1/2,
+# P to 2e-8: least squares in Chebyshev nodes, for float32.
+LOG_FIT = (
+    *(3.333333119e-01, -2.499998905e-01, 2.000070748e-01, -1.666848024e-01, 1.424993653e-01),
+    *(-1.241105068e-01, 1.166151107e-01, -1.157120073e-01, 7.149753894e-02),
+)
+ASIN_FIT = (
+    *(9.99999987e-01, 1.66669932e-01, 7.48684710e-02, 4.66362156e-02),
+    *(1.58279045e-02, 7.82289190e-02, -9.40462760e-02, 1.11960899e-01),
+)
+
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Half the distance from 1 to the next number: 2^-24 for float32, 2^-53 for float64."""

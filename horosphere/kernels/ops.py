@@ -16,6 +16,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels import fused
+from horosphere.kernels.blocked import compiled
 from horosphere.kernels.blocked.nearest import nearest as blocked_nearest
 from horosphere.kernels.blocked.sqdist import sqdist as blocked_sqdist
 from horosphere.kernels.blocked.sqdist_backward import sqdist_backward as blocked_sqdist_backward
@@ -38,8 +39,13 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
     Returns:
         the matrix (..., N, M), float32 or float64, and flat indices (P,) into it, None without ``resolve``.
     """
-    if impl == "fused" and fused.can_serve(xs) and not resolve:
-        return fused.sqdist(xs, ys, squared), None
+    if impl == "fused" and not resolve:
+        parts = unpack(*pack(xs, ys))
+        entries = batch_of(parts).numel() * parts[0].x.shape[-2] * parts[0].y.shape[-2]
+        if compiled.may_serve(parts, parts[0].x.device, dtype_of(parts), entries):
+            impl = "blocked"  # one pass already, with a better logarithm than a compiler finds
+        elif fused.can_serve(xs):
+            return fused.sqdist(xs, ys, squared), None
     if impl in ("reference", "fused"):
         d2, near = reference.sqdist(xs, ys)
         out = d2 if squared else _numerics.safe_sqrt(d2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from horosphere.kernels.blocked import arcs
+from horosphere.kernels.blocked import arcs, compiled
 from horosphere.kernels.blocked.augment import Augmented, augment, tile_product
 from horosphere.kernels.blocked.pages import prefer_large
 from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
@@ -27,6 +27,10 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=dtype, device=device))
     out = result.view(batch.numel(), n, m)
+    if compiled.may_serve(parts, device, dtype, out.numel()):
+        (one,) = (augment(p, batch, dtype) for p in parts)
+        if all_alike([one]) and not may_overflow(one):
+            return result, compiled.sqdist(one, out, squared, resolve)
     width = group_width(m)
     made = [augment(p, batch, dtype, pad=-m % width) for p in parts]
     wide = [may_overflow(a) for a in made]
