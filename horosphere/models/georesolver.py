@@ -1,0 +1,266 @@
+"""The GeoResolver as a language model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from horosphere.attention.cache import AttentionCache
+from horosphere.attention.multihead import GeodesicAttention
+from horosphere.attention.patterns import PATTERNS
+from horosphere.models._io import load_model, save_model
+from horosphere.models.georesolver_block import GeoResolverBlock
+
+__all__ = ["GeoResolverConfig", "GeoResolverLM", "GeoResolverOutput"]
+
+
+@dataclass(frozen=True)
+class GeoResolverConfig:
+    """Sizes and rules of a :class:`GeoResolverLM`.
+
+    Attributes:
+        vocab_size: tokens known.
+        dim, depth, heads: size of a token, number of blocks, heads of each.
+        pattern: "dense", "fixed", "landmark" or "summary": which keys attention sees.
+        max_length: longest sequence of the "fixed" pattern.
+        landmarks: of "landmark". slots, chunk: of "summary".
+        kappa: curvature of every head at the start; learned.
+        eps: of attention at the start, in units of squared distance; learned.
+        power: p of attention's weights (d^2 + eps)^-p.
+        dropout: in training.
+        cap_gate: cap the gate's weights, which makes its gradient floor positive.
+        memory_capacity: prototypes a block, 0 for no memory. memory_dim: numbers of a prototype's point.
+            memory_top_k, memory_eps: of the routing to them. memory_window, memory_k, memory_threshold,
+            memory_policy: of :class:`horosphere.memory.DynamicMemory`.
+
+    Raises:
+        ValueError: a size that is not positive, or an unknown pattern.
+    """
+
+    vocab_size: int
+    dim: int = 128
+    depth: int = 4
+    heads: int = 4
+    pattern: str = "dense"
+    max_length: int = 4096
+    landmarks: int = 64
+    slots: int = 64
+    chunk: int = 64
+    kappa: float = -1.0
+    eps: float = 0.05
+    power: float = 1.0
+    dropout: float = 0.0
+    cap_gate: bool = False
+    memory_capacity: int = 1024
+    memory_dim: int = 32
+    memory_top_k: int = 8
+    memory_eps: float = 0.01
+    memory_window: int = 100
+    memory_k: float = 3.0
+    memory_threshold: str = "mean"
+    memory_policy: str = "lru"
+
+    def __post_init__(self):
+        for name in ("vocab_size", "dim", "depth", "heads", "max_length", "memory_dim", "memory_top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.memory_capacity < 0:
+            raise ValueError(f"memory_capacity must be at least 0; got {self.memory_capacity}")
+        if self.memory_capacity and self.memory_top_k > self.memory_capacity:
+            raise ValueError(
+                f"memory_top_k = {self.memory_top_k} prototypes cannot answer where memory_capacity = "
+                f"{self.memory_capacity}"
+            )
+        if self.pattern not in PATTERNS:
+            raise ValueError(f"pattern must be one of {PATTERNS}; got {self.pattern!r}")
+        if self.dim % self.heads or self.dim // self.heads % 2:
+            raise ValueError(f"dim must be an even multiple of heads; got {self.dim} and {self.heads}")
+
+
+class GeoResolverOutput(NamedTuple):
+    """logits (B, N, V); with labels loss, a scalar, and losses (B, N - 1) of the single tokens; gate and certificate
+    (depth,), means over tokens (:class:`horosphere.models.georesolver_block.BlockOutput`)."""
+
+    logits: Tensor
+    loss: Tensor | None
+    losses: Tensor | None
+    gate: Tensor
+    certificate: Tensor
+
+
+class GeoResolverLM(nn.Module):
+    """A causal language model of :class:`GeoResolverBlock`, token embeddings tied to the output.
+
+    A forward pass reads the memories and never writes. The training loop writes once a step, after the optimizer::
+
+        out = model(ids, labels=ids)
+        out.loss.backward()
+        optimizer.step()
+        model.update_memory(out.losses)
+
+    Source: Ge, Riemann GeoResolver, unified framework (M10).
+    """
+
+    def __init__(self, config: GeoResolverConfig):
+        super().__init__()
+        self.config = config
+        sizes = {
+            "dense": {},
+            "fixed": {"n_max": config.max_length},
+            "landmark": {"landmarks": config.landmarks},
+            "summary": {"slots": config.slots, "chunk": config.chunk},
+        }[config.pattern]
+        memory = None
+        if config.memory_capacity:
+            memory = {
+                "memory_dim": config.memory_dim,
+                "capacity": config.memory_capacity,
+                "top_k": config.memory_top_k,
+                "eps": config.memory_eps,
+                "window": config.memory_window,
+                "k": config.memory_k,
+                "threshold": config.memory_threshold,
+                "policy": config.memory_policy,
+            }
+        attention = {
+            "pattern": config.pattern,
+            "eps": config.eps,
+            "power": config.power,
+            "rotary": 10000.0,
+            **sizes,
+        }
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
+        self.blocks = nn.ModuleList(
+            GeoResolverBlock(
+                config.dim,
+                config.heads,
+                kappa=config.kappa,
+                cap_gate=config.cap_gate,
+                dropout=config.dropout,
+                attention=attention,
+                memory=memory,
+            )
+            for _ in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        caches: Sequence[AttentionCache] | None = None,
+        use_memory: bool = True,
+    ) -> GeoResolverOutput:
+        """Logits of the next token after each.
+
+        Args:
+            ids: (B, N) whole numbers.
+            labels: (B, N), usually ids themselves: position i is scored against label i + 1; -100 is left out of the
+                loss, and its entry of ``losses`` is 0.
+            caches: one a block (:meth:`new_caches`), which hold the tokens before these.
+            use_memory: False cuts the memory path of every block.
+
+        Raises:
+            ValueError: shapes or a number of caches that do not fit, or ids out of range.
+        """
+        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.shape[1] == 0:
+            raise ValueError(f"ids must be whole numbers of shape (B, N), N >= 1; got {ids.dtype} {tuple(ids.shape)}")
+        if labels is not None and (labels.shape != ids.shape or ids.shape[1] < 2):
+            raise ValueError(
+                f"labels must have the shape of ids with N >= 2; got {tuple(labels.shape)}, {tuple(ids.shape)}"
+            )
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            raise ValueError(f"ids must lie in 0..{self.config.vocab_size - 1}; got {int(ids.min())}..{int(ids.max())}")
+        caches = [None] * len(self.blocks) if caches is None else list(caches)
+        if len(caches) != len(self.blocks):
+            raise ValueError(f"caches must hold one for each of the {len(self.blocks)} blocks; got {len(caches)}")
+        x, reports = self.embedding(ids), []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, *report = block(x, cache=cache, use_memory=use_memory)
+            reports.append(torch.stack(report))
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        loss = losses = None
+        if labels is not None:
+            target = labels[:, 1:]
+            losses = F.cross_entropy(logits[:, :-1].mT, target, reduction="none")
+            loss = losses.sum() / (target != -100).sum()
+        gate, certificate = torch.stack(reports, -1)
+        return GeoResolverOutput(logits, loss, losses, gate, certificate)
+
+    def update_memory(self, losses: Tensor, *, all_gather: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Write the tokens of the last forward pass into the pools: surprising ones found prototypes.
+
+        Does nothing in evaluation mode. Call it once after each forward pass in training; under data parallelism on
+        every replica, whose pools then stay equal.
+
+        Args:
+            losses: (B, M), ``output.losses``, of the first M tokens of each sequence; finite.
+            all_gather: as in :meth:`horosphere.memory.DynamicMemory.write`.
+
+        Raises:
+            ValueError: no forward pass before, shapes that do not fit, or losses that are not finite; then nothing is
+                written.
+        """
+        if not self.training:
+            return
+        if not bool(losses.isfinite().all()):
+            raise ValueError(f"losses must be finite; {int((~losses.isfinite()).sum())} of them are not")
+        for block in self.blocks:
+            if block.memory is not None:
+                block.memory.update(losses, all_gather)
+
+    def new_caches(self, make: Callable[[GeodesicAttention], AttentionCache] | None = None) -> list[AttentionCache]:
+        """Empty caches, one a block: those of the pattern, or what ``make`` makes of each block's attention layer."""
+        return [(make or GeodesicAttention.new_cache)(block.attention) for block in self.blocks]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Tensor,
+        new_tokens: int,
+        *,
+        make_cache: Callable[[GeodesicAttention], AttentionCache] | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """ids (B, N) with ``new_tokens`` more behind: the likeliest at temperature 0, else drawn. Writes no memory.
+
+        Args:
+            make_cache: attention layer -> cache, as in :meth:`new_caches`.
+
+        Raises:
+            ValueError: a number of new tokens or a temperature below 0.
+        """
+        if new_tokens < 0 or temperature < 0:
+            raise ValueError(f"new_tokens and temperature must be at least 0; got {new_tokens} and {temperature}")
+        training = self.training
+        self.eval()
+        try:
+            caches, fresh = self.new_caches(make_cache), ids
+            for _ in range(new_tokens):
+                logits = self(fresh, caches=caches).logits[:, -1]
+                if temperature == 0:
+                    fresh = logits.argmax(-1, keepdim=True)
+                else:
+                    fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+                ids = torch.cat((ids, fresh), 1)
+        finally:
+            self.train(training)
+        return ids
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write configuration and numbers, memories included, to one safetensors file, whole or not at all."""
+        save_model(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> GeoResolverLM:
+        """The model of such a file, on the CPU; FileNotFoundError or ValueError where it is none."""
+        return load_model(path, cls, GeoResolverConfig)
