@@ -122,7 +122,7 @@ def nearest_tables(options: argparse.Namespace) -> list[Table]:
 
 
 OPERATIONS = {
-    "distance": Operation(["tests/kernels/test_sqdist.py"], distance_tables),
+    "distance": Operation(["tests/kernels/test_sqdist.py", "tests/kernels/test_compiled.py"], distance_tables),
     "nearest": Operation(["tests/kernels/test_nearest.py"], nearest_tables),
     "training": Operation(
         ["tests/embedding/test_engines.py", "tests/embedding/test_compiled_ball.py"], training_tables
