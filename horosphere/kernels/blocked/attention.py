@@ -1,7 +1,7 @@
 r"""Attention tile by tile: weights exist for one tile at a time, and memory grows like N + M.
 
-Values carry a column of ones, so one product adds a tile to numerator and denominator. Where weights stay within the
-range of the type they are summed as they are; elsewhere under the running maximum of their logarithms.
+Where weights stay within the range of the type they are summed as they are; elsewhere under the running maximum of
+their logarithms.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from horosphere.kernels.blocked.chord_scores import ChordScores
 from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.products import accumulate
 from horosphere.kernels.blocked.tiles import tile_size
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
@@ -77,7 +78,7 @@ def attention(
     batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
     values = Entries(value, batch, 2)
     out = torch.zeros(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
-    lse = torch.full((entries, scores.n), -torch.inf, dtype=dtype, device=scores.device)
+    den, top = (torch.zeros(entries, scores.n, dtype=dtype, device=scores.device) for _ in range(2))
     plan = Plan(scores.signs, scores.n, scores.m, scores.device)
     buffers = torch.empty(scores.tensors, plan.numbers, dtype=dtype, device=scores.device)
     mask = Mask(bias, causal, batch)
@@ -86,54 +87,43 @@ def attention(
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
-        with_ones = append(values[e].to(dtype), 1.0)
+        v = values[e].to(dtype)
         for i in plan.rows():
-            sums, top = _row_block(group, weighing, mask, dropout, with_ones, e, i, plan.columns(), buffers)
-            den = sums[..., -1]
-            some = den != 0  # NaN counts
-            torch.div(sums[..., :-1], torch.where(some, den, 1.0).unsqueeze(-1), out=out[e, i])
-            lse[e, i] = torch.where(some, den.log() if top is None else den.log() + top.squeeze(-1), -torch.inf)
+            sums = Sums(out[e, i], weighing.plain)
+            for j in plan.columns():
+                if mask.nobody(i, j):
+                    break
+                z = group.tile(i, j, buffers, False)
+                if weighing.plain:
+                    w = mask.weights_(weighing.weights_(z), e, i, j)
+                else:
+                    w = sums.below_top_(mask.logits_(weighing.logits_(z), e, i, j))
+                sums.den += w.sum(-1)  # that of all weights
+                if dropout is not None:
+                    dropout.apply_(w, e, i, j)
+                accumulate(sums.num, w, v[:, j])
+            out[e, i], den[e, i] = sums.num, sums.den
+            if sums.top is not None:
+                top[e, i] = sums.top.squeeze(-1)
+    some = den != 0  # NaN counts
+    out.div_(torch.where(some, den, 1.0).unsqueeze(-1))
+    lse = torch.where(some, den.log_().add_(top), -torch.inf)
     return out.view(*batch, *out.shape[1:]), lse.view(*batch, scores.n)
 
 
-def _row_block(
-    group, weighing: Weighing, mask: Mask, dropout: Dropout | None, v: Tensor, e: slice, i: slice, columns, buffers
-) -> tuple[Tensor, Tensor | None]:
-    """Sums of weights times (value, 1), (E, R, Dv + 1), and the running maximum (E, R, 1) where there is one."""
-    sums = v.new_zeros(e.stop - e.start, i.stop - i.start, v.shape[-1])
-    top = None if weighing.plain else sums.new_full((*sums.shape[:2], 1), -torch.inf)
-    for j in columns:
-        if mask.nobody(i, j):
-            break
-        z = group.tile(i, j, buffers, False)
-        if weighing.plain:
-            w = mask.weights_(weighing.weights_(z), e, i, j)
-        else:
-            w = mask.logits_(weighing.logits_(z), e, i, j)
-            higher = torch.maximum(top, w.amax(-1, keepdim=True))
-            base = torch.where(higher == -torch.inf, 0.0, higher)
-            sums.mul_(torch.exp(top - base))
-            w.sub_(base).exp_()
-            top = higher
-        if dropout is not None:  # the denominator is that of all weights
-            sums[..., -1] += w.sum(-1)
-            dropout.apply_(w, e, i, j)
-            sums[..., :-1] += w @ v[:, j, :-1]
-        else:
-            accumulate(sums, w, v[:, j])
-    return sums, top
+class Sums:
+    """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum."""
 
+    def __init__(self, like: Tensor, plain: bool):
+        self.num, self.den = like.new_zeros(like.shape), like.new_zeros(like.shape[:2])
+        self.top = None if plain else like.new_full((*like.shape[:2], 1), -torch.inf)
 
-def append(t: Tensor, last: float | Tensor) -> Tensor:
-    """t (..., F) with one more column."""
-    out = t.new_empty(*t.shape[:-1], t.shape[-1] + 1)
-    out[..., :-1], out[..., -1] = t, last
-    return out
-
-
-def accumulate(into: Tensor, g: Tensor, features: Tensor) -> None:
-    """into (E, R, F) += g (E, R, C) features (E or 1, C, F)."""
-    if into.shape[0] == 1:
-        into[0].addmm_(g[0], features[0])
-    else:
-        into.baddbmm_(g, features.expand(g.shape[0], -1, -1))
+    def below_top_(self, logits: Tensor) -> Tensor:
+        """Weights in place of logits; what was summed before is brought to the new maximum."""
+        higher = torch.maximum(self.top, logits.amax(-1, keepdim=True))
+        base = torch.where(higher == -torch.inf, 0.0, higher)
+        shrink = torch.exp(self.top - base)
+        self.num.mul_(shrink)
+        self.den.mul_(shrink.squeeze(-1))
+        self.top = higher
+        return logits.sub_(base).exp_()

@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.blocked.attention import Plan, accumulate, append
+from horosphere.kernels.blocked.attention import Plan
 from horosphere.kernels.blocked.chord_scores import ChordScores
 from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.products import accumulate, append
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
 ROWS, COLUMNS = 256, 512

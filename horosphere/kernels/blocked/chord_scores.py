@@ -25,9 +25,13 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked.augment import kappa_entries
+from horosphere.kernels.blocked.chord_features import ChordFeatures
 from horosphere.kernels.blocked.chord_tiles import PartTiles
 from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.parts import Part
+
+# Numbers of augmented features that are made at a time: 16 MiB in float32.
+READY = 2**22
 
 
 class ChordScores:
@@ -54,6 +58,7 @@ class ChordScores:
         self.sides = [self._entries(p, tuple(p)) for p in parts]
         self.into: list[list[Entries | None]] = []
         self.slopes: list[Tensor] = []
+        self.ready, self.features = slice(0, 0), []
 
     def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
         """x, y, wx, wy of a part, batch entry by batch entry."""
@@ -61,11 +66,23 @@ class ChordScores:
         return [None if t is None else Entries(t, self.batch, own) for t, own in ((x, 2), (y, 2), (wx, 1), (wy, 1))]
 
     def group(self, e: slice, shift: Tensor) -> ChordGroup:
-        parts = []
-        for part, sides, kappa in zip(self.parts, self.sides, self.kappas, strict=True):
-            x, y, wx, wy = (None if s is None else s[e] for s in sides)
-            parts.append(Part(x, y, kappa[e], wx, wy, part.time_dims))
-        return ChordGroup(self, e, parts, shift)
+        if not (self.ready.start <= e.start and e.stop <= self.ready.stop):
+            self._make_ready(e)
+        s = slice(e.start - self.ready.start, e.stop - self.ready.start)
+        return ChordGroup(self, e, s, shift)
+
+    def _make_ready(self, e: slice) -> None:
+        """Augmented features of these entries and of some that follow."""
+        each = sum((self.n + self.m) * (p.x.shape[-1] + 2) for p in self.parts)
+        last = min(len(self.signs), max(e.stop, e.start + READY // max(1, each)))
+        stop = e.stop
+        while stop < last and self.signs[stop] == self.signs[e.start]:
+            stop += 1
+        self.ready, self.features = slice(e.start, stop), []
+        for part, sides, kappa, sign in zip(self.parts, self.sides, self.kappas, self.signs[e.start], strict=True):
+            x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
+            one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
+            self.features.append(ChordFeatures(one, sign, self.dtype))
 
     def prepare_gradients(self) -> None:
         def zeros(t):
@@ -88,16 +105,16 @@ class ChordScores:
 class ChordGroup:
     """Some batch entries, whose curvatures have one sign in every part."""
 
-    def __init__(self, scores: ChordScores, e: slice, parts: list[Part], shift: Tensor):
-        self.scores, self.e = scores, e
-        signs = scores.signs[e.start]
+    def __init__(self, scores: ChordScores, e: slice, s: slice, shift: Tensor):
+        self.scores, self.e, self.s, self.features = scores, e, s, scores.features
+        one = self.features[0]
         # flat features take eps into the matrix product
-        self.inside = len(parts) == 1 and signs[0] == 0 and parts[0].wx is None and not scores.curvature
-        self.parts = [PartTiles(p, s, scores, shift, self.inside) for p, s in zip(parts, signs, strict=True)]
+        self.inside = len(self.features) == 1 and one.sign == 0 and one.wx is None and not scores.curvature
+        self.parts = [PartTiles(f, s, scores, shift, self.inside) for f in self.features]
         self.shift = shift.to(scores.dtype)[:, None, None]
 
     def extent(self) -> float:
-        return sum(part.extent() for part in self.parts)
+        return sum(f.extent(self.s) for f in self.features)
 
     def tile(self, i: slice, j: slice, buffers: Sequence[Tensor], keep: bool) -> Tensor:
         if len(self.parts) == 1:

@@ -20,88 +20,39 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
-from horosphere.kernels.blocked.augment import key_gradient, minkowski, query_gradient, tile_product, valid_weight
+from horosphere.kernels.blocked.augment import key_gradient, minkowski, query_gradient, tile_product
+from horosphere.kernels.blocked.chord_features import ROOT2, ChordFeatures
 from horosphere.kernels.blocked.near import TINY, Near, Rows, with_own_time
-from horosphere.kernels.parts import Part
+from horosphere.kernels.blocked.products import accumulate
 
 if TYPE_CHECKING:
     from horosphere.kernels.blocked.chord_scores import ChordScores
 
-ROOT2 = math.sqrt(2.0)
-
 
 class PartTiles:
-    """The part with tensors (E or 1, ...); ``inside``: eps is added to t by the matrix product."""
+    """Entries s of a part's features; ``inside``: eps, shift (E,), is added to t by the matrix product."""
 
-    def __init__(self, part: Part, sign: int, scores: ChordScores, shift: Tensor, inside: bool):
-        self.part, self.sign, self.inside, self.curvature = part, sign, inside, scores.curvature
-        work = self.work = scores.dtype
-        kappa = self.kappa = part.kappa.to(part.x.device)
-        self.c = torch.where(kappa != 0, kappa.abs() / 2, 1.0)
-        unit = torch.where(kappa != 0, 1 / torch.where(kappa != 0, kappa.abs(), 1.0), 1.0)
-        # d(d^2)/dkappa at fixed u is the bend divided by kappa^2
-        self.kappa_unit = unit * unit
-        # d^2 is square phi^2, and dd^2/dt is gain phi / r
-        self.square = unit * (4.0 if sign > 0 else 1.0)
-        self.gain = unit * (2 * ROOT2 if sign > 0 else ROOT2 if sign < 0 else 1.0)
-        squares = self.square.tolist()
-        alike = all(s == squares[0] for s in squares)
-        self.factor = squares[0] if alike else self.square.sqrt().to(work)[:, None, None]
-        c = self.c.to(work)[:, None]
-        e, f = len(squares), part.x.shape[-1]
-        x, y = part.x.to(work), part.y.to(work)
-        self.nx, self.ny = ((p * p).sum(-1).expand(e, -1) for p in (x, y))
-        self.wx = None if part.wx is None else valid_weight(part.wx.to(work))
-        self.wy = None if part.wy is None else valid_weight(part.wy.to(work))
-        self.scaled = (c if self.wx is None else c * self.wx).expand(e, x.shape[1])
-        self.a, self.b = x.new_empty(e, x.shape[1], f + 2), y.new_empty(e, y.shape[1], f + 2)
-        torch.mul(x, -2 * self.scaled.unsqueeze(-1), out=self.a[..., :f])
-        if part.time_dims:
-            self.a[..., : part.time_dims].neg_()
-            self.a[..., f] = c * (2 / kappa).to(work)[:, None]
-            self.a[..., f + 1] = 0
-        else:
-            torch.mul(self.nx, self.scaled, out=self.a[..., f])
-            self.a[..., f + 1] = self.scaled
+    def __init__(self, features: ChordFeatures, s: slice, scores: ChordScores, shift: Tensor, inside: bool):
+        self.features, self.s, self.inside, self.curvature = features, s, inside, scores.curvature
+        self.part, self.sign, self.work = features.part, features.sign, features.work
+        self.a, self.b = features.a[s], features.b[s]
         if inside:
-            self.a[..., f] += shift.to(work)[:, None]
-        if self.wy is None:
-            self.b[..., :f], self.b[..., f], self.b[..., f + 1] = y, 1.0, self.ny
-        else:
-            torch.mul(y, self.wy.unsqueeze(-1), out=self.b[..., :f])
-            self.b[..., f] = self.wy
-            torch.mul(self.ny, self.wy, out=self.b[..., f + 1])
-        self.wide = sign < 0 and arcs.overflows(self.largest(), work)
-        self.near = Near(self, shift) if scores.resolve else None
+            torch.add(features.nx[s], shift.to(self.work)[:, None], out=self.a[..., -2])
+        squares = features.square[s].tolist()
+        alike = all(q == squares[0] for q in squares)
+        self.factor = squares[0] if alike else features.square[s].sqrt().to(self.work)[:, None, None]
+        self.wide = self.sign < 0 and any(arcs.overflows(t, self.work) for t in features.largest[s])
+        self.near = Near(features, s, shift, inside) if scores.resolve else None
         self.least = max(float(shift.min()), TINY) if inside else TINY
         self.flagged: list[Rows] = []
         self.slope: Tensor | None = None
         self.bend: Tensor | None = None
         # sums of gradients by a (of the rows at hand) and b (by the first column of a block); in float64 for Rows
-        self.da: Tensor | None = None
-        self.db: dict[int, Tensor] = {}
+        self.da: Sums | None = None
+        self.db: dict[int, Sums] = {}
         self.exact_da: Tensor | None = None
         self.exact_db: dict[int, Tensor] = {}
-        self.dkappa = torch.zeros_like(kappa)
-
-    def largest(self) -> float:
-        """A bound of t; NaN where there are points without distances."""
-        if not self.a.numel() or not self.b.numel():
-            return 0.0
-        if self.part.time_dims:
-            return 2 * float(self.a.abs().amax()) * float(self.b.abs().amax()) * self.a.shape[-1]
-        most = 1.0 if self.wy is None else float(self.wy.amax())
-        return 2 * (float((self.scaled * self.nx).amax()) + float(self.scaled.amax()) * float(self.ny.amax())) * most
-
-    def extent(self) -> float:
-        """A bound of d^2."""
-        square = float(self.square.amax())
-        if self.sign > 0:
-            return square * math.pi**2 / 4
-        largest = self.largest()
-        return square * (
-            math.log1p(largest + math.sqrt(largest) * math.sqrt(largest + 2)) ** 2 if self.sign else largest
-        )
+        self.dkappa = shift.new_zeros(shift.shape)
 
     def product(self, i: slice, j: slice, buffer: Tensor) -> Tensor:
         """t (E, R, C), in its range; plus eps where that is inside."""
@@ -159,68 +110,110 @@ class PartTiles:
     def pull(self, i: slice, j: slice, g: Tensor) -> None:
         """Sums of the gradients of a and b from dL/d(d^2), g (E, R, C), of the last tile, whose slope was kept."""
         if self.bend is not None:
-            self.dkappa += torch.einsum("erc,erc->e", self.bend, g).to(torch.float64) * self.kappa_unit
+            self.dkappa += torch.einsum("erc,erc->e", self.bend, g).to(torch.float64)
         if self.slope is not None:
             g.mul_(self.slope)
-        a, b = self.a[:, i], self.b[:, j]
-        if self.da is None:
-            self.da = a.new_zeros(a.shape)
-        if j.start not in self.db:
-            self.db[j.start] = b.new_zeros(b.shape)
         for k, rows, exact_a, exact_b in self.flagged:
             upper = g[k].index_select(0, rows).to(torch.float64)
             if self.exact_da is None:
-                self.exact_da = a.new_zeros(a.shape, dtype=torch.float64)
+                self.exact_da = upper.new_zeros(self.a[:, i].shape)
             if j.start not in self.exact_db:
-                self.exact_db[j.start] = b.new_zeros(b.shape, dtype=torch.float64)
+                self.exact_db[j.start] = upper.new_zeros(self.b[:, j].shape)
             self.exact_da[k].index_add_(0, rows, upper @ exact_b)
             self.exact_db[j.start][k].addmm_(upper.mT, exact_a)
             g[k].index_fill_(0, rows, 0.0)
-        _accumulate(self.da, g, b)
-        _accumulate(self.db[j.start], g.mT, a)
+        if self.da is None:
+            self.da = Sums(self.a[:, i])
+        if j.start not in self.db:
+            self.db[j.start] = Sums(self.b[:, j])
+        weighted = self.features.wy is not None
+        # without weights b holds the keys themselves, whose rows lie closer
+        whole = not weighted and self.part.y.dtype == self.work
+        keys = _of(self.part.y, self.s)[:, j] if whole else self.b[:, j, :-2]
+        self.da.add(g, keys, *((self.b[:, j, -2], self.b[:, j, -1]) if weighted else (None, None)))
+        ends = (self.a[:, i, -2], self.a[:, i, -1]) if weighted else (None, None)
+        self.db[j.start].add(g.mT, self.a[:, i, :-2], *ends)
 
     def query_gradient(self, i: slice, scale: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of the features and weights of rows i, from the sums of all their tiles, times scale (E,)."""
-        da, exact = self.da, self.exact_da
+        sums, exact = self.da, self.exact_da
         self.da = self.exact_da = None
-        if da is None:
-            da = self.a[:, i].new_zeros(self.a[:, i].shape)
-        x, w, c = self.part.x[:, i], None if self.wx is None else self.wx[:, i], self.c[:, None]
-        da, x, w, c = self._summed(da, exact, x, w, c, scale)
+        da = self.a.new_zeros(self.a[:, i].shape) if sums is None else sums.together(1.0, 0.0)
+        x = _of(self.part.x, self.s)[:, i]
+        w = None if self.features.wx is None else _of(self.features.wx, self.s)[:, i]
+        da, x, w, c = self._summed(da, exact, x, w, scale)
         gx, gw = query_gradient(x, w, da, c, self.part.time_dims)
         if self.part.time_dims:
-            gx.addcmul_(minkowski(x, self.part.time_dims), da[..., x.shape[-1] :][..., :1] * (2 * c.unsqueeze(-1)))
+            gx.addcmul_(minkowski(x, self.part.time_dims), da[..., -2:-1] * (2 * c.unsqueeze(-1)))
         return gx.to(self.work), None if gw is None else gw.to(self.work)
 
     def key_gradients(self, scale: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Of the features and weights of every block of columns."""
-        for start, db in self.db.items():
+        c, kappa = (t[self.s].to(self.work)[:, None] for t in (self.features.c, self.features.kappa))
+        for start, sums in self.db.items():
+            # without weights the last columns of a are constants: 2 c/kappa and 0 with a time coordinate, else |x|^2, c
+            db = sums.together(2 * c / kappa, 0.0) if self.part.time_dims else sums.together(0.0, c)
             j = slice(start, start + db.shape[1])
-            y, w = self.part.y[:, j], None if self.wy is None else self.wy[:, j]
-            db, y, w, _ = self._summed(db, self.exact_db.get(start), y, w, self.c, scale)
+            y = _of(self.part.y, self.s)[:, j]
+            w = None if self.features.wy is None else _of(self.features.wy, self.s)[:, j]
+            db, y, w, _ = self._summed(db, self.exact_db.get(start), y, w, scale)
             gy, gw = key_gradient(y, w, db, self.part.time_dims)
             if self.part.time_dims:
-                kappa = self.kappa.to(y.dtype)[:, None, None]
-                gy.addcmul_(minkowski(y, self.part.time_dims), db[..., y.shape[-1] :][..., :1] * kappa)
+                gy.addcmul_(minkowski(y, self.part.time_dims), db[..., -2:-1] * kappa.to(db.dtype).unsqueeze(-1))
             yield j, gy.to(self.work), None if gw is None else gw.to(self.work)
 
-    def _summed(self, sums: Tensor, exact: Tensor | None, points: Tensor, w: Tensor | None, c: Tensor, scale: Tensor):
+    def _summed(self, sums: Tensor, exact: Tensor | None, points: Tensor, w: Tensor | None, scale: Tensor):
         """Everything in one type; sums times all constant factors."""
+        features, s = self.features, self.s
         dtype = self.work if exact is None else torch.float64
         if exact is None:
             points = points.to(dtype)
         else:
-            sums, points = exact.add_(sums), with_own_time(points, self.kappa, self.part.time_dims)
-        sums.mul_((scale * self.gain).to(dtype)[:, None, None])
-        return sums, points, None if w is None else w.to(dtype), c.to(dtype)
+            sums, points = exact.add_(sums), with_own_time(points, features.kappa[s], self.part.time_dims)
+        sums.mul_((scale * features.gain[s]).to(dtype)[:, None, None])
+        return sums, points, None if w is None else w.to(dtype), features.c[s].to(dtype)[:, None]
 
     def kappa_gradient(self, scale: Tensor) -> Tensor:
         """(E,), from the sums over all tiles."""
-        return scale * self.dkappa
+        return scale * self.dkappa * self.features.bend_unit[self.s]
 
 
-def _accumulate(into: Tensor, g: Tensor, features: Tensor) -> None:
-    if into.shape[0] == 1:
-        into[0].addmm_(g[0], features[0])
-    else:
-        into.baddbmm_(g, features)
+class Sums:
+    """sum_j g_ij b_j for augmented b (E, C, F + 2), whose last two columns are apart.
+
+    A product with F + 2 columns takes a third longer than one with 64; a single column is next to nothing.
+    """
+
+    def __init__(self, like: Tensor):
+        e, r, f = like.shape
+        self.main, self.first, self.second = like.new_zeros(e, r, f - 2), like.new_zeros(e, r), None
+
+    def add(self, g: Tensor, main: Tensor, first: Tensor | None, second: Tensor | None) -> None:
+        """``first`` and ``second`` (E or 1, C), None where they are constants, known at the end."""
+        accumulate(self.main, g, main)
+        if first is None:
+            self.first += g.sum(-1)
+            return
+        self.first += _times(g, first)
+        self.second = _times(g, second) if self.second is None else self.second.add_(_times(g, second))
+
+    def together(self, first: float | Tensor, second: float | Tensor) -> Tensor:
+        """(E, R, F + 2); the constants, (E, 1), where the last columns are constant."""
+        out = self.main.new_empty(*self.main.shape[:-1], self.main.shape[-1] + 2)
+        out[..., :-2] = self.main
+        constant = self.second is None
+        out[..., -2] = self.first * first if constant else self.first
+        out[..., -1] = self.first * second if constant else self.second
+        return out
+
+
+def _of(t: Tensor, s: slice) -> Tensor:
+    """Entries of a slice, of a tensor that has one for all of them perhaps."""
+    return t if t.shape[0] == 1 else t[s]
+
+
+def _times(g: Tensor, column: Tensor) -> Tensor:
+    """g (E, R, C) column (E or 1, C) -> (E, R)."""
+    if g.shape[0] <= 4:
+        return torch.stack([torch.mv(m, c) for m, c in zip(g, column.expand(g.shape[0], -1), strict=True)])
+    return torch.bmm(g, column.expand(g.shape[0], -1).unsqueeze(-1)).squeeze(-1)

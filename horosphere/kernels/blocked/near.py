@@ -12,6 +12,7 @@ one more product and no memory.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from horosphere.kernels.blocked.augment import augment
 from horosphere.kernels.parts import Part
 
 if TYPE_CHECKING:
-    from horosphere.kernels.blocked.chord_tiles import PartTiles
+    from horosphere.kernels.blocked.chord_features import ChordFeatures
 
 # t is kept at least here, where d^2 is nothing beside any eps and its slope is still that of coincident points.
 TINY = 1e-30
@@ -38,52 +39,42 @@ class Rows(NamedTuple):
 
 
 class Near:
-    """The bounds of a part, and what is done with rows that break them.
+    """The bounds of entries s of a part, and what is done with rows that break them.
 
     Args:
-        tiles: the part.
+        features: the part.
         shift: (E,) eps.
+        inside: whether t holds eps already.
     """
 
-    def __init__(self, tiles: PartTiles, shift: Tensor):
-        self.tiles, self.work = tiles, tiles.work
-        f = tiles.part.x.shape[-1]
-        theta = _numerics.weight_theta(f, self.work)
-        self.q = theta * tiles.scaled
-        self.p = self.q * tiles.nx
-        self.n = tiles.ny if tiles.wy is None else tiles.ny * tiles.wy.expand_as(tiles.ny)
-        self.w = torch.ones_like(tiles.ny) if tiles.wy is None else tiles.wy.expand_as(tiles.ny)
-        self.shift = shift * tiles.c
-        self.offset = torch.zeros_like(shift) if tiles.inside else self.shift
-        self.least = float(self.offset.min()) if shift.numel() else 0.0
-        self.most: dict[tuple[str, int], tuple[float, float]] = {}
-        everything = slice(None)
+    def __init__(self, features: ChordFeatures, s: slice, shift: Tensor, inside: bool):
+        self.features, self.s, self.work, self.inside = features, s, features.work, inside
+        self.p, self.q, self.n, self.w = (t[s] for t in (features.p, features.q, features.n, features.w))
+        self.shift = (shift * features.c[s]).tolist()
+        self.offset = [0.0] * len(self.shift) if inside else self.shift
         # NaN and infinity count as unresolved
-        self.never = bool(self.limit(everything, everything) + self.least <= float(self.shift.min()))
+        most = self._limit(slice(None), slice(None), [0.0] * len(self.shift))
+        self.never = bool(most <= min(self.shift))
 
     def limit(self, i: slice, j: slice) -> float:
         """What t is at least in a tile without unresolved pairs."""
-        p, q = self._most("row", i, self.p, self.q)
-        n, w = self._most("column", j, self.n, self.w)
-        return p * w + q * n - self.least
+        return self._limit(i, j, self.offset)
 
-    def _most(self, side: str, at: slice, first: Tensor, second: Tensor) -> tuple[float, float]:
-        key = side, -1 if at.start is None else at.start
-        if key not in self.most:
-            empty = not first[:, at].numel()
-            self.most[key] = (0.0, 0.0) if empty else (float(first[:, at].amax()), float(second[:, at].amax()))
-        return self.most[key]
+    def _limit(self, i: slice, j: slice, offset: list[float]) -> float:
+        bounds = (self.features.most(name, at)[self.s] for name, at in (("p", i), ("q", i), ("n", j), ("w", j)))
+        found = [p * w + q * n - o for p, q, n, w, o in zip(*bounds, offset, strict=True)]
+        return max(found) if all(x == x for x in found) else math.nan
 
     def rework_(self, t: Tensor, i: slice, j: slice) -> list[Rows]:
         """Make the rows of t (E, R, C) with unresolved pairs again; returns those that tiles in float32 are to give
         their gradient in float64.
         """
         limit = self.p[:, i] * self.w[:, j].amax(-1, keepdim=True) + self.q[:, i] * self.n[:, j].amax(-1, keepdim=True)
-        doubtful = ~(t.amin(-1) + self.offset.to(self.work)[:, None] >= limit)
+        doubtful = ~(t.amin(-1) + t.new_tensor(self.offset)[:, None] >= limit)
         found = []
         for k in doubtful.any(-1).nonzero().flatten().tolist():
             rows = doubtful[k].nonzero().flatten()
-            rows = rows[self._unresolved(t[k].index_select(0, rows), k, rows + i.start, j, float(self.offset[k]))]
+            rows = rows[self._unresolved(t[k].index_select(0, rows), k, rows + i.start, j, self.offset[k])]
             if rows.numel():
                 exact, a, b = self._exact(k, rows + i.start, j)
                 t[k].index_copy_(0, rows, exact.to(self.work))
@@ -99,16 +90,16 @@ class Near:
 
     def _exact(self, k: int, rows: Tensor, j: slice) -> tuple[Tensor, Tensor, Tensor]:
         """t (P, C) of rows of entry k, and the augmented features, in float64."""
-        part = self.tiles.part
+        part, entry = self.features.part, self.s.start + k
 
         def of(t: Tensor | None, at: Tensor | slice) -> Tensor | None:
-            return None if t is None else t[k if t.shape[0] > 1 else 0][at].to(torch.float64).unsqueeze(0)
+            return None if t is None else t[entry if t.shape[0] > 1 else 0][at].to(torch.float64).unsqueeze(0)
 
         x, y, wx, wy = of(part.x, rows), of(part.y, j), of(part.wx, rows), of(part.wy, j)
-        kappa = self.tiles.kappa[k : k + 1]
+        kappa = self.features.kappa[entry : entry + 1]
         x, y = (with_own_time(s, kappa, part.time_dims) for s in (x, y))
         one = augment(Part(x, y, kappa, wx, wy, part.time_dims), torch.Size((1,)), torch.float64)
-        a, b, shift = one.a[0], one.b[0], float(self.shift[k])
+        a, b, shift = one.a[0], one.b[0], self.shift[k]
         t = a @ b.mT
         again = torch.ones_like(rows, dtype=torch.bool)
         if self.work != torch.float64:
@@ -119,9 +110,9 @@ class Near:
             s = _differences(x[0, again], y[0], part.time_dims)
             if wx is not None:
                 s *= wx[0, again].unsqueeze(-1) * wy
-            t[again] = s * self.tiles.c[k]
+            t[again] = s * self.features.c[entry]
         t.clamp_(min=TINY)
-        return (t.add_(shift) if self.tiles.inside else t), a, b
+        return (t.add_(shift) if self.inside else t), a, b
 
 
 def with_own_time(x: Tensor, kappa: Tensor, time_dims: int) -> Tensor:
