@@ -26,8 +26,8 @@ from horosphere.attention.inverse import (
 from horosphere.kernels import pattern as sums
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.pattern import Pattern, keys_of
+from horosphere.kernels.product_form import arc2, augmented, sizes
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
-from horosphere.kernels.reference.sqdist import arc2_of
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
 from horosphere.manifolds.pairwise import pairs_of_rows
@@ -208,11 +208,11 @@ def _squared_distances(xs, ys, pattern: Pattern, start: int, at: Tensor, keys: i
 
     total = doubt = None
     for x, y in zip(xs, ys, strict=True):
-        a, b = _augmented(x, y)
+        a, b = augmented(x, y)
         u = product(a, b)
-        d2 = arc2_of(u, kappa_against(x, 2))
+        d2 = arc2(u, kappa_against(x, 2))
         with torch.no_grad():
-            limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * product(*_sizes(x, y))
+            limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * product(*sizes(x, y))
             part_doubt = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
         total = d2 if total is None else total + d2
         doubt = part_doubt if doubt is None else doubt + part_doubt
@@ -225,32 +225,3 @@ def _squared_distances(xs, ys, pattern: Pattern, start: int, at: Tensor, keys: i
     shape = (*batch, at.shape[0], keys)
     exact = torch.cat([of_pairs(shape, xs, ys, some) for some in picked.split(PAIRS)])
     return total.flatten().index_put((near,), exact.to(total.dtype)).view(total.shape)
-
-
-def _augmented(x, y) -> tuple[Tensor, Tensor]:
-    """Features of both sides whose inner product is the squared chord u."""
-    dtype = _numerics.fast_dtype(torch.promote_types(x.features.dtype, y.features.dtype))
-    f, g = x.features.to(dtype), y.features.to(dtype)
-    one, other = torch.ones_like(f[..., :1]), torch.ones_like(g[..., :1])
-    if x.time_dims:
-        flipped = torch.cat((2 * f[..., : x.time_dims], -2 * f[..., x.time_dims :]), -1)
-        kappa = kappa_against(x, 2)
-        scale = 2 / (kappa.to(dtype) if isinstance(kappa, Tensor) else kappa)
-        a, b = torch.cat((flipped, scale * one), -1), torch.cat((g, other), -1)
-    else:
-        a = torch.cat((-2 * f, (f * f).sum(-1, keepdim=True), one), -1)
-        b = torch.cat((g, other, (g * g).sum(-1, keepdim=True)), -1)
-    if x.weight is not None:
-        a, b = a * x.weight.to(dtype).unsqueeze(-1), b * y.weight.to(dtype).unsqueeze(-1)
-    return a, b
-
-
-def _sizes(x, y) -> tuple[Tensor, Tensor]:
-    """Two features of both sides whose inner product is w_i w_j (|f_i|^2 + |f_j|^2), what u is a difference of."""
-    found = []
-    for chord, order in ((x, 1), (y, -1)):
-        f = chord.features.to(_numerics.fast_dtype(chord.features.dtype))
-        norm = (f * f).sum(-1)
-        pair = torch.stack((norm, torch.ones_like(norm))[::order], -1)
-        found.append(pair if chord.weight is None else pair * chord.weight.to(f.dtype).unsqueeze(-1))
-    return found[0], found[1]

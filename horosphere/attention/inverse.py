@@ -8,10 +8,15 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.attention.arguments import checked
 from horosphere.kernels.attention_ops import as_scalar
+from horosphere.kernels.product_form import arc2, augmented, sizes
 from horosphere.kernels.reference import attention as reference
+from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
 from horosphere.manifolds.pairwise import cdist
+
+# d^2 / u is at most pi^2 / 4, at antipodes: an error of u is at most so much larger in d^2.
+ARC_SLOPE = 2.5
 
 
 def row_weights(d2: Tensor, eps: float | Tensor, power: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -58,8 +63,47 @@ def closeness(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
 
 
 def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
-    # inside torch.compile pairs cannot be looked at one by one, and the plain form for all of them holds N M D numbers
-    return None if xs is None else reference.squared_distances(xs, ys, eps, not torch.compiler.is_compiling())
+    """d^2 (..., N, M) from chords; where the product form does not resolve ``d^2 + eps``, from differences."""
+    if xs is None:
+        return None
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        # pairs cannot be looked at one by one there, and differences of all of them are N M D numbers
+        return reference.squared_distances(xs, ys, eps, False)
+    total = bound = None
+    for x, y in zip(xs, ys, strict=True):
+        a, b = augmented(x, y)
+        d2 = arc2(a @ b.mT, kappa_against(x, 2))
+        total = d2 if total is None else total + d2
+        with torch.no_grad():  # the largest error bound of every row
+            p, q = sizes(x, y)
+            theta = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], d2.dtype)
+            part = theta * (p * q.amax(-2, keepdim=True)).sum(-1, keepdim=True)
+            bound = part if bound is None else bound + part
+    if not total.numel():
+        return total
+    with torch.no_grad():
+        rows = (total.amin(-1, keepdim=True) + eps < bound).flatten().nonzero().squeeze(-1)
+        if not rows.numel():
+            return total
+        picked = _unresolved(xs, ys, total, rows, eps)
+    if not picked.numel():
+        return total
+    exact = torch.cat([of_pairs(total.shape, xs, ys, some) for some in picked.split(PAIRS)])
+    return total.flatten().index_put((picked,), exact.to(total.dtype)).view(total.shape)
+
+
+def _unresolved(xs, ys, total: Tensor, rows: Tensor, eps: float | Tensor) -> Tensor:
+    """Flat indices of the unresolved pairs among the given rows of the matrix, counted through the batch."""
+    n, m = total.shape[-2:]
+    bound = None
+    for x, y in zip(xs, ys, strict=True):
+        p, q = sizes(x, y)
+        size = (p.reshape(-1, 1, 2)[rows] * q.reshape(-1, m, 2)[rows // n]).sum(-1)
+        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], total.dtype) * size
+        bound = part if bound is None else bound + part
+    some = (total + eps).reshape(-1, m)[rows] if isinstance(eps, Tensor) else total.reshape(-1, m)[rows] + eps
+    row, column = (some < bound).nonzero(as_tuple=True)
+    return rows[row] * m + column
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
