@@ -1,26 +1,20 @@
 """WordNet's nouns in the 10-dimensional ball: MAP and mean rank against minutes of training, on one thread.
 
-    OMP_NUM_THREADS=1 python benchmarks/nouns.py --wordnet /usr/share/wordnet
-
-The folder is that of Debian's package ``wordnet-base``. The set is the transitive closure of the hypernyms: 82,115
-nodes, 743,241 pairs. On the way 2,000 sampled nouns are ranked against all nodes; the end is scored exactly, every noun
-against all nodes. Minutes are processor time of the training alone (one thread), with the time on the clock beside it.
-Progress on stderr, the curve in benchmarks/results/nouns.json and nouns.png.
+The set is the transitive closure of the hypernyms: 82,115 nodes, 743,241 pairs. On the way 2,000 sampled nouns are
+ranked against all nodes; the end is scored exactly, every noun against all nodes. Minutes are processor time of the
+training alone (one thread), with the time on the clock beside it. The curve is drawn in benchmarks/results/nouns.png.
 
 Published: M. Nickel and D. Kiela (2017), 10 dimensions: MAP 0.851, mean rank 4.02.
 """
 
-import argparse
 import json
-import os
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
+import report
 
 from horosphere.data import wordnet_hypernyms
 from horosphere.embedding.compiled_engine import CompiledEngine
@@ -30,7 +24,9 @@ from horosphere.embedding.initialise import near_origin
 from horosphere.embedding.schedule import Schedule
 from horosphere.manifolds import PoincareBall
 
-RESULTS = Path(__file__).parent / "results"
+__all__ = ["GRAPHS", "Recipe", "main", "scored", "train"]
+
+GRAPHS = ("data.noun", "index.noun")
 SAMPLE = 2000
 # MAP at least, mean rank at most, minutes at most.
 BARS = (0.85, 7.0, 15.0)
@@ -128,9 +124,9 @@ def draw(curve: list[dict], exact: dict, path: Path) -> None:
     figure.savefig(path)
 
 
-def main(folder: Path, recipe: Recipe, out: Path) -> int:
-    torch.set_num_threads(1)
-    graph = as_graph(wordnet_hypernyms(folder, closure=True))
+def main(graphs: dict[str, Path]) -> bool:
+    recipe = Recipe()
+    graph = as_graph(wordnet_hypernyms(graphs["data.noun"].parent, closure=True))
     print(f"{len(graph.nodes):,} nodes, {len(graph.edges):,} pairs", file=sys.stderr)
     points, curve = train(graph, recipe, every=10)
     begun = time.process_time()
@@ -138,26 +134,17 @@ def main(folder: Path, recipe: Recipe, out: Path) -> int:
     minutes = curve[-1]["minutes"]
     passed = exact["map"] >= BARS[0] and exact["mean_rank"] <= BARS[1] and minutes <= BARS[2]
     scoring = (time.process_time() - begun) / 60
-    print(
+    report.report(
+        "nouns",
         f"all {exact['n_sources']:,} nouns against all nodes: MAP {exact['map']:.4f}, mean rank "
         f"{exact['mean_rank']:.3f} after {minutes:.2f} minutes of one thread ({curve[-1]['clock_minutes']:.2f} on the "
-        f"clock; scoring took {scoring:.1f} more)\n{'pass' if passed else 'MISS'}: MAP {BARS[0]}, mean rank {BARS[1]}, "
-        f"{BARS[2]:.0f} minutes; published: {PUBLISHED[0]}, {PUBLISHED[1]}"
+        f"clock; scoring took {scoring:.1f} more)",
+        f"{report.verdict(passed)}: MAP {BARS[0]}, mean rank {BARS[1]}, {BARS[2]:.0f} minutes; published: "
+        f"{PUBLISHED[0]}, {PUBLISHED[1]}",
+        recipe=asdict(recipe),
+        exact=exact,
+        minutes=minutes,
+        curve=curve,
     )
-    out.mkdir(exist_ok=True)
-    about = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count()}
-    result = {**about, "recipe": asdict(recipe), "exact": exact, "minutes": minutes, "curve": curve}
-    (out / "nouns.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    draw(curve, exact, out / "nouns.png")
-    return 0 if passed else 1
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wordnet", type=Path, required=True, help="the folder of WordNet's database files")
-    parser.add_argument("--epochs", type=int, default=Recipe.n_epochs)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the curve")
-    arguments = parser.parse_args()
-    recipe = Recipe(n_epochs=arguments.epochs, seed=arguments.seed)
-    sys.exit(main(arguments.wordnet, recipe, arguments.out))
+    draw(curve, exact, report.RESULTS / "nouns.png")
+    return passed

@@ -1,111 +1,79 @@
-"""Learning quality against its bars: ``make evidence``.
+"""Every figure of quality, against its bar where there is one: ``make evidence``.
 
-Each run is a process of its own, so its wall clock holds the start of Python and torch as a user's would. Progress on
-stderr, a table on stdout, the numbers in benchmarks/results/quality.json.
+    python benchmarks/quality.py [PART ...] [--graphs DIR ...]
+
+Parts: mammals, cones and mds need nothing; nouns (WordNet's database files), trees, distortion and links need graphs
+that are not shipped. Those of graphs.toml are looked for in the folders and below them; one that is absent is skipped
+with its address, one that has another checksum ends the run. Without PART all run: an hour and a half on one thread.
+Progress on stderr, tables on stdout; the same tables and all numbers in benchmarks/results/. Exits with 1 where a bar
+is missed.
 """
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import cones
+import distortion
+import links
+import mammals
+import mds
+import nouns
+import torch
+import trees
+from graphs import WrongChecksum, address, find_graphs
+from report import verdict
 
-RESULTS = Path(__file__).parent / "results" / "quality.json"
-SEEDS = (0, 1, 2)
-# Published for the 5-D ball (Nickel & Kiela 2017): MAP 0.927, mean rank 1.26.
-EPOCHS = 500
+__all__ = ["PARTS", "command", "main"]
 
-# The ball's rate was the best of four (0.1, 0.15, 0.2, 0.3); the flat baseline gets four of its own, each run in full
-# and wider apart, because its unit of length is another one.
-RATES = (0.1, 0.3, 1.0, 3.0)
-SPACES = {
-    "ball, 5-D": {"manifold": "poincare", "n_components": 5, "n_epochs": EPOCHS},
-    "hyperboloid, 5-D": {"manifold": "lorentz", "n_components": 5, "n_epochs": EPOCHS},
-    "flat, 5-D": {"manifold": "euclidean", "n_components": 5, "n_epochs": EPOCHS},
-    "ball, 2-D": {"manifold": "poincare", "n_components": 2, "n_epochs": EPOCHS},
+PARTS = {
+    "mds": mds,
+    "trees": trees,
+    "mammals": mammals,
+    "cones": cones,
+    "links": links,
+    "nouns": nouns,
+    "distortion": distortion,
 }
-# Least median MAP, largest median of the mean rank, longest run in seconds, start-up included.
-BARS = {"ball, 5-D": (0.975, 1.12, 60.0), "hyperboloid, 5-D": (0.95, 1.26, 180.0)}
+# Parts that make sense on some of their graphs.
+PARTIAL = ("distortion", "links")
 
 
-def one(settings: dict) -> None:
-    """The body of one run: embed, score, print one line of JSON."""
-    import horosphere as hs
-
-    pairs = hs.data.mammals_closure()
-    model = hs.embedding.GraphEmbedding(**settings).fit(pairs)
-    scores = model.evaluate(pairs)
-    print(json.dumps({"map": scores.map, "mean_rank": scores.mean_rank}))
-
-
-def timed(settings: dict) -> dict:
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", json.dumps(settings)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    result = {**settings, **json.loads(done.stdout), "seconds": time.perf_counter() - start}
-    print(
-        f"{settings}: MAP {result['map']:.4f}, mean rank {result['mean_rank']:.3f}, {result['seconds']:.0f} s",
-        file=sys.stderr,
-    )
-    return result
+def main(names: Iterable[str], folders: Iterable[Path], resume: bool = False) -> int:
+    found, outcomes = find_graphs(folders), []
+    for name in names:
+        part = PARTS[name]
+        wanted = {graph: found[graph] for graph in part.GRAPHS if graph in found}
+        absent = [graph for graph in part.GRAPHS if graph not in found]
+        for graph in absent:
+            print(f"{name}: skipped {graph}, which is in none of the folders of --graphs; it is at {address(graph)}")
+        if absent and (name not in PARTIAL or not wanted):
+            outcomes.append((name, None))
+            continue
+        run: Callable[[dict[str, Path]], bool] = part.main
+        if name == "distortion":
+            run = partial(run, resume=resume)
+        outcomes.append((name, run(wanted)))
+    print("\n".join(f"{name}: {'skipped' if passed is None else verdict(passed)}" for name, passed in outcomes))
+    return int(any(passed is False for _, passed in outcomes))
 
 
-def main() -> int:
-    runs: dict[str, list[dict]] = {}
-    for name, settings in SPACES.items():
-        if name == "flat, 5-D":
-            search = [timed({**settings, "learning_rate": rate, "random_state": SEEDS[0]}) for rate in RATES]
-            best = max(search, key=lambda run: run["map"])
-            settings = {**settings, "learning_rate": best["learning_rate"]}
-            runs[name] = [best, *(timed({**settings, "random_state": seed}) for seed in SEEDS[1:])]
-        else:
-            runs[name] = [timed({**settings, "random_state": seed}) for seed in SEEDS]
-
-    table = Table(title="mammals, transitive closure: 1,180 nodes, 6,540 pairs; every node ranked against all others")
-    for column in ("space", "MAP, seeds 0 1 2", "median", "mean rank, seeds 0 1 2", "median", "seconds", "bars"):
-        table.add_column(column)
-    passed = True
-    for name, results in runs.items():
-        maps, ranks, seconds = ([run[key] for run in results] for key in ("map", "mean_rank", "seconds"))
-        verdict = "-"
-        if name in BARS:
-            least, most, longest = BARS[name]
-            good = statistics.median(maps) >= least and statistics.median(ranks) <= most and max(seconds) < longest
-            passed &= good
-            verdict = f"{'pass' if good else 'MISS'}: {least}, {most}, {longest:.0f} s"
-        table.add_row(
-            name,
-            " ".join(f"{value:.4f}" for value in maps),
-            f"{statistics.median(maps):.4f}",
-            " ".join(f"{value:.3f}" for value in ranks),
-            f"{statistics.median(ranks):.3f}",
-            " ".join(f"{value:.0f}" for value in seconds),
-            verdict,
-        )
-    console = Console(width=150)
-    console.print(table)
-    console.print("bars: median MAP at least, median mean rank at most, each run shorter than, start-up included")
-    import torch
-
-    about = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count(), "runs": runs}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return 0 if passed else 1
+def command(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--graphs", type=Path, action="append", default=[], help="a folder of graphs; can be repeated")
+    parser.add_argument("--resume", action="store_true", help="distortion: keep the runs of an interrupted table")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"no part is called {unknown[0]!r}; there are {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    try:
+        return main(options.parts or PARTS, options.graphs, options.resume)
+    except (NotADirectoryError, WrongChecksum) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one is not None:
-        one(arguments.one)
-    else:
-        sys.exit(main())
+    sys.exit(command())
