@@ -8,7 +8,7 @@ from torch import Tensor
 from horosphere.attention import aggregate, row_blocks
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.connection import Turn
-from horosphere.kernels import dispatch
+from horosphere.kernels import dispatch, metric_attention_ops
 from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.metric_distance import fibres, metric_sqdist
@@ -85,16 +85,24 @@ def metric_attention(
     )
     if weight == "dot":
         raise ValueError('weight="dot" knows no metric: call torch\'s scaled_dot_product_attention')
-    dispatch.choose(impl, "metric_attention", args.query.device, args.query.dtype, dispatch.SMALL)
+    chosen = _chosen(impl, args, precision, turn)
     g_q, g_k = _grouped(args, g_q, g_k, end)
-    fibres(args.query, args.key, g_q, g_k, end, ("query", "key"))
+    f, _ = fibres(args.query, args.key, g_q, g_k, end, ("query", "key"))
     if turn is not None:
         _check_turn(args, turn, value_manifold)
     values = args.value
     if value_manifold is not None:
         values = aggregate.lift(value_manifold, values)
     with without_autocast(args.query.device):
-        out, lse = _attend(args, values, g_q, g_k, end, turn, dropout_p, weight, precision, impl)
+        seed = torch.randint(2**62, (), device=values.device) if dropout_p else None
+        options = {"dropout_p": dropout_p, "seed": seed, "weight": weight}
+        if chosen == "rows":
+            out, lse = _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
+        else:
+            options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
+            out, lse = metric_attention_ops.metric_attention(
+                f, values, resolve=precision == "auto", impl=chosen, **options
+            )
         if value_manifold is not None:
             out = aggregate.settle(value_manifold, out)
     out = args.joined(out, 2).to(args.value.dtype)
@@ -131,19 +139,31 @@ def _check_turn(args: Arguments, turn: Turn, value_manifold: geoopt.Manifold | N
         )
 
 
-def _attend(
+def _chosen(impl: str, args: Arguments, precision: str, turn: Turn | None) -> str:
+    """ "reference", "blocked", or "rows": blocks of rows of the matrix."""
+    chosen = dispatch.choose(impl, "metric_attention", args.query.device, args.query.dtype, dispatch.SMALL)
+    if precision == "exact" or turn is not None:
+        if impl == "blocked":
+            why = "precision='exact'" if precision == "exact" else "a turn"
+            raise ValueError(f"impl='blocked' has no place for {why}, which works in blocks of rows: impl='auto'")
+        return "rows"
+    if torch._C._are_functorch_transforms_active():
+        if impl == "blocked":
+            raise ValueError("impl='blocked' does not run under torch.func transforms: use impl='auto'")
+        return "reference"
+    return chosen
+
+
+def _in_row_blocks(
     args: Arguments,
     value: Tensor,
     g_q: TokenMetric | None,
     g_k: TokenMetric | None,
     end: str,
     turn: Turn | None,
-    dropout_p: float,
-    weight: str,
     precision: str,
-    impl: str,
+    options: dict,
 ) -> tuple[Tensor, Tensor]:
-    seed = torch.randint(2**62, (), device=value.device) if dropout_p else None
     query = args.query
 
     def distances(rows: slice) -> Tensor:
@@ -154,9 +174,7 @@ def _attend(
         v = value.to(w.dtype)
         return w @ v if turn is None else turned_average(w, v, turn, rows)
 
-    return row_blocks.attend(
-        args, distances, average, dropout_p=dropout_p, seed=seed, weight=weight, numbers=4 if turn is None else 8
-    )
+    return row_blocks.attend(args, distances, average, numbers=4 if turn is None else 8, **options)
 
 
 def turned_average(w: Tensor, value: Tensor, turn: Turn, rows: slice) -> Tensor:

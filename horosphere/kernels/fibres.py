@@ -53,14 +53,13 @@ class Fibres(NamedTuple):
         """The tensors that there are, in order: what an operator takes."""
         return [t for t in self if t is not None]
 
-    def flat(self) -> Fibres:
-        """Float64, batch dimensions expanded and made one."""
-        batch = self.batch
+    def flat(self, batch: torch.Size, dtype: torch.dtype) -> Fibres:
+        """In one type, batch dimensions expanded to ``batch`` and made one."""
 
         def flatten(t: Tensor | None, own: int) -> Tensor | None:
             if t is None:
                 return None
-            return t.to(torch.float64).expand(*batch, *t.shape[-own:]).reshape(batch.numel(), *t.shape[-own:])
+            return t.to(dtype).expand(*batch, *t.shape[-own:]).reshape(batch.numel(), *t.shape[-own:])
 
         return Fibres(*(flatten(t, own) for t, own in zip(self, OWN, strict=True)))
 

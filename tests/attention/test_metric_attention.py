@@ -45,12 +45,10 @@ def same(found, true, leaves, tolerance=1e-9, seed=1):
     torch.testing.assert_close(found, true, rtol=tolerance, atol=tolerance)
     upper = torch.randn(true.shape, generator=torch.Generator().manual_seed(seed), dtype=true.dtype)
     ours, theirs = (torch.autograd.grad(t, leaves, upper, retain_graph=True, allow_unused=True) for t in (found, true))
-    for a, b in zip(ours, theirs, strict=True):
-        a, b = (torch.zeros(1, dtype=true.dtype) if t is None else t for t in (a, b))
+    for a, b, leaf in zip(ours, theirs, leaves, strict=True):
+        a, b = (torch.zeros_like(leaf) if t is None else t for t in (a, b))
         size = max(1.0, b.abs().max().item()) if b.numel() else 1.0
-        torch.testing.assert_close(
-            a.expand_as(b) if a.numel() == 1 else a, b, rtol=tolerance * 100, atol=tolerance * 100 * size
-        )
+        torch.testing.assert_close(a, b, rtol=tolerance * 100, atol=tolerance * 100 * size)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -208,11 +206,11 @@ def test_turned_values(causal):
 
 
 def test_memory_grows_like_the_sequence():
-    leaves = [t.requires_grad_() for t in inputs((), 1500, 1500, 8, 4, dtype=torch.float32)]
+    leaves = [t.requires_grad_() for t in inputs((), 3000, 3000, 8, 4, dtype=torch.float32)]
     with torch.profiler.profile(profile_memory=True) as profile:
         attend(*leaves).sum().backward()
     largest = max(e.self_cpu_memory_usage for e in profile.events())
-    assert largest <= 1500 * 1500 * 4 / 2, "no tensor of the size of the matrix"
+    assert largest <= 3000 * 3000 * 4 / 4, "no tensor of the size of the matrix"
 
 
 def test_in_one_graph():

@@ -16,11 +16,11 @@ def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
     batch, n, m = f.batch, f.q.shape[-2], f.k.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=f.dtype, device=f.q.device))
     out = result.view(batch.numel(), n, m)
-    made = MetricTiles(f, dtype, tolerance)
+    made = MetricTiles(f, batch, dtype, tolerance)
     size = tile_size(out.device)
     buffers = torch.empty(2, min(size, max(1, out.numel())), dtype=dtype, device=out.device)
     for e, i, j in tiles(*out.shape, size, 1, True):
-        out[e, i, j] = made.tile(e, i, j, *buffers)[0]
+        out[e, i, j] = made.tile(e, i, j, None, *buffers).z
     return result
 
 
@@ -32,13 +32,13 @@ def sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]
     """
     n, m = f.q.shape[-2], f.k.shape[-2]
     grad = grad.reshape(f.batch.numel(), n, m)
-    made = MetricTiles(f, dtype, None)
-    made.start_gradients()
+    made = MetricTiles(f, f.batch, dtype, None)
+    made.prepare_gradients()
     size = tile_size(grad.device)
     buffers = torch.empty(3, min(size, max(1, grad.numel())), dtype=dtype, device=grad.device)
     for e, i, j in tiles(*grad.shape, size, 1, True):
         upper = grad[e, i, j]
         g = buffers[2, : upper.numel()].view(upper.shape)
         g.copy_(upper)
-        made.add_gradient(g, None, e, i, j, buffers[:2])
+        made.add_gradient(g, None, e, i, j, *buffers[:2])
     return made.gradients()

@@ -1,0 +1,164 @@
+"""Attention under per-token metrics as a torch custom operator; cf. horosphere.kernels.attention_ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere import _numerics
+from horosphere.kernels import metric_ops
+from horosphere.kernels.attention_ops import as_scalar
+from horosphere.kernels.blocked.attention import attention as blocked_attention
+from horosphere.kernels.blocked.attention_backward import attention_backward as blocked_attention_backward
+from horosphere.kernels.blocked.augment import kappa_entries
+from horosphere.kernels.blocked.metric_scores import MetricScores
+from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.fibres import Fibres, fibres_of
+from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.reference.attention import weights
+
+
+def metric_attention(
+    f: Fibres,
+    value: Tensor,
+    *,
+    eps: float | Tensor,
+    power: float | Tensor,
+    bias: Tensor | None,
+    causal: int | None,
+    weight: str,
+    dropout_p: float,
+    seed: Tensor | None,
+    resolve: bool,
+    impl: str,
+) -> tuple[Tensor, Tensor]:
+    """(out (..., N, Dv), lse (..., N)) from the distances of fibres.
+
+    Args:
+        f: queries, keys and their metrics; batch dimensions broadcast with those of the value.
+        impl: "reference" or "blocked".
+        all others: as in :func:`horosphere.kernels.attention_ops.attention`.
+    """
+    eps, power = as_scalar(eps, value), as_scalar(power, value)
+    if bias is not None and bias.dim() < 2:
+        bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
+    inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
+    if impl == "reference":
+        return _plain(f, *inputs)
+    return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs)
+
+
+def _plain(f, value, eps, power, bias, causal, weight, dropout_p, seed, resolve) -> tuple[Tensor, Tensor]:
+    """The whole matrix, differentiable any number of times."""
+    d2 = metric_ops.metric_sqdist(f, resolve=resolve, impl="reference")
+    w, lse = weights(d2.to(_layout(f, value)[1]), eps, power, bias, causal, weight)
+    if dropout_p:
+        w = torch.where(keep_mask(seed, w.shape, dropout_p), w / (1 - dropout_p), 0.0)
+    out = w @ value.to(w.dtype)
+    return out, lse.expand(out.shape[:-1])
+
+
+def _layout(f: Fibres, value: Tensor) -> tuple[torch.Size, torch.dtype]:
+    batch = torch.broadcast_shapes(f.batch, value.shape[:-2])
+    return batch, torch.promote_types(f.dtype, _numerics.fast_dtype(value.dtype))
+
+
+_INPUTS = (
+    "Tensor[] tensors, str end, Tensor value, Tensor eps, Tensor power, Tensor? bias, SymInt? causal, str weight,"
+    " float dropout_p, Tensor? seed, bool resolve"
+)
+torch.library.define(
+    "horosphere::metric_attention", f"({_INPUTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+torch.library.define(
+    "horosphere::metric_attention_backward",
+    f"(Tensor out, Tensor lse, Tensor dout, Tensor dlse, bool[] wanted, {_INPUTS})"
+    " -> (Tensor[], Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("horosphere::metric_attention", "default")
+def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve):
+    f = fibres_of(tensors, end)
+    batch, dtype = _layout(f, value)
+    with without_autocast(value.device):
+        scores = MetricScores(f, batch, dtype, resolve=resolve)
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        return blocked_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
+
+
+@torch.library.register_fake("horosphere::metric_attention")
+def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve):
+    f = fibres_of(tensors, end)
+    batch, dtype = _layout(f, value)
+    n = f.q.shape[-2]
+    return value.new_empty(*batch, n, value.shape[-1], dtype=dtype), value.new_empty(*batch, n, dtype=dtype)
+
+
+@torch.library.impl("horosphere::metric_attention_backward", "default")
+def _(
+    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve
+):  # fmt: skip
+    """Gradients of the fibres, value, eps, power and bias (empty where it is not ``wanted``, the third)."""
+    f = fibres_of(tensors, end)
+    batch, dtype = _layout(f, value)
+    with without_autocast(value.device):
+        scores = MetricScores(f, batch, dtype, resolve=resolve)
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        dvalue, *drates, dbias = blocked_attention_backward(
+            scores, value, *rates, bias, causal, weight, dropout_p, seed, out, lse, dout, dlse, tuple(wanted)
+        )
+    deps, dpower = (
+        d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
+    )
+    return scores.gradients(), dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
+
+
+@torch.library.register_fake("horosphere::metric_attention_backward")
+def _(
+    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve
+):  # fmt: skip
+    fibres = [t.new_empty(t.shape) for t in tensors]
+    dbias = bias.new_empty(bias.shape) if wanted[2] else value.new_empty(0)
+    return fibres, value.new_empty(value.shape), eps.new_empty(eps.shape), power.new_empty(power.shape), dbias
+
+
+def _save(ctx, inputs, output):
+    tensors, ctx.end, value, eps, power, bias, *settings = inputs
+    *ctx.settings, seed, ctx.resolve = settings
+    ctx.has = bias is not None, seed is not None
+    ctx.save_for_backward(*output, *tensors, value, eps, power, *(t for t in (bias, seed) if t is not None))
+
+
+def _backward(ctx, dout, dlse):
+    out, lse, *saved = ctx.saved_tensors
+    seed = saved.pop() if ctx.has[1] else None
+    bias = saved.pop() if ctx.has[0] else None
+    *tensors, value, eps, power = saved
+    settings = *ctx.settings, seed, ctx.resolve
+    if torch.is_grad_enabled():
+        found = _plain_gradient(dout, dlse, tensors, ctx.end, (value, eps, power, bias), settings)
+    else:
+        wanted = [eps.requires_grad, power.requires_grad, bias is not None and bias.requires_grad]
+        *found, dbias = torch.ops.horosphere.metric_attention_backward(
+            out, lse, dout, dlse, wanted, tensors, ctx.end, value, eps, power, bias, *settings
+        )
+        found.append(dbias if wanted[2] else None)
+    points, *others = found
+    return points, None, *others, *(None,) * 5
+
+
+def _plain_gradient(dout, dlse, tensors, end, others, settings):
+    """A second derivative is wanted: that of the plain form. A tensor may be there twice, each place its own alias."""
+    places = [t.view_as(t) for t in tensors]
+    others = [None if t is None else t.view_as(t) for t in others]
+    results = _plain(fibres_of(places, end), *others, *settings)
+    inputs = [*places, *others]
+    wanted = [p for p in inputs if p is not None and p.requires_grad]
+    found = iter(torch.autograd.grad(results, wanted, (dout, dlse), create_graph=True, allow_unused=True))
+    gradients = [next(found) if p is not None and p.requires_grad else None for p in inputs]
+    return gradients[: len(places)], *gradients[len(places) :]
+
+
+torch.library.register_autograd("horosphere::metric_attention", _backward, setup_context=_save)
