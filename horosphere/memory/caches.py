@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -76,26 +78,45 @@ class CompressedCache(CacheTokens):
         owner: object = None,
     ) -> Tensor:
         """See :class:`horosphere.attention.AttentionCache`; ``weight`` must be one of points, not "dot"."""
-        self.check(query, key, value, key_mask, owner)
         _check_space(self.code.manifold, manifold, "code")
         if weight == "dot":
             raise ValueError('weight="dot" has no points to code: use a DenseCache')
+        self._check_new(query, key, value, key_mask, owner)
+        self._hold_mask(key, key_mask)
+        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
+        # in pieces that end where a block does: one call equals a call for every token
+        outs = [self._read(query[:, :, piece], manifold, options) for piece in self._taken_in(key, value)]
+        self.remember(key, value, owner)
+        return torch.cat(outs, 2) if outs else value.new_zeros(*query.shape[:-1], value.shape[-1])
+
+    def append(
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None, *, owner: object = None
+    ) -> CompressedCache:
+        """Hold L more tokens, key (B, H', L, D), value (B, H', L, Dv), that ask nothing."""
+        self._check_new(key, key, value, key_mask, owner)
+        self._hold_mask(key, key_mask)
+        for _ in self._taken_in(key, value):
+            pass
+        self.remember(key, value, owner)
+        return self
+
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, owner: object) -> None:
+        self.check(query, key, value, key_mask, owner)
         if not bool(key.isfinite().all()) or not bool(value.isfinite().all()):
             raise ValueError("key and value must be finite to be coded")
-        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
-        self._hold_mask(key, key_mask)
-        outs, at = [], 0
-        while at < key.shape[2]:  # in pieces that end where a block does: one call equals a call for every token
+
+    def _taken_in(self, key: Tensor, value: Tensor) -> Iterator[slice]:
+        """Pieces of the new tokens, each yielded when it is among the recent ones; full blocks are coded after that."""
+        at = 0
+        while at < key.shape[2]:
             held = 0 if self.recent_key is None else self.recent_key.shape[2]
             piece = slice(at, at + self.block - held)
             self.recent_key = _joined(self.recent_key, key[:, :, piece])
             self.recent_value = _joined(self.recent_value, value[:, :, piece])
-            outs.append(self._read(query[:, :, piece], manifold, options))
+            yield piece
             if self.recent_key.shape[2] == self.block:
                 self._code_recent()
             at = piece.stop
-        self.remember(key, value, owner)
-        return torch.cat(outs, 2) if outs else value.new_zeros(*query.shape[:-1], value.shape[-1])
 
     def _read(self, query: Tensor, manifold: geoopt.Manifold, options: dict) -> Tensor:
         """The newest tokens' queries over everything held."""

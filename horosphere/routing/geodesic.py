@@ -52,6 +52,7 @@ def route(
     rule: str = "scan",
     value_bound: float | None = None,
     prototype_mask: Tensor | None = None,
+    precision: str = "auto",
 ) -> Routing:
     r"""Send each query to the prototypes nearest to it, weighted by :math:`(d^2 + \varepsilon)^{-p}`.
 
@@ -67,6 +68,7 @@ def route(
         rule: of adaptive routing: "scan" looks at the certificate of K = 1, 2, ...; "cheap" at 2 tail max|v|.
         value_bound: without values, an upper bound on their lengths, for a certificate.
         prototype_mask: (E,) bool, True takes part. With none that does, outputs are 0.
+        precision: of the distances, as in :func:`horosphere.cdist`; "fast" will do where its error is far below eps.
 
     Returns:
         Routing. Gradients flow to x, prototypes, values, eps, power and a learned curvature; the certificate has none.
@@ -83,7 +85,9 @@ def route(
         raise ValueError(f"prototypes must have shape (E, D); got {tuple(prototypes.shape)}")
     count = prototypes.shape[0]
     top_k = _checked(count, values, top_k, tolerance, rule, prototype_mask)
-    probabilities = attention_weights(x, prototypes, manifold, attn_mask=prototype_mask, eps=eps, power=power)
+    probabilities = attention_weights(
+        x, prototypes, manifold, attn_mask=prototype_mask, eps=eps, power=power, precision=precision
+    )
     if tolerance is not None:
         counts = enough_prototypes(probabilities.detach(), values.detach(), tolerance, rule)
         top_k = int(counts.max()) if counts.numel() else 1

@@ -65,6 +65,18 @@ def test_one_call_equals_a_call_for_every_token(code_values):
 
 
 @torch.no_grad()
+def test_appended_tokens_are_seen_like_those_that_asked():
+    torch.manual_seed(0)
+    ball = hs.PoincareBall()
+    key, value = ball.random(2, 1, 50, 8), torch.randn(2, 1, 50, 4)
+    asked, appended = (CompressedCache(HyperbolicCompressor(), block=16) for _ in range(2))
+    asked.attend(key[:, :, :40], key[:, :, :40], value[:, :, :40], ball)
+    appended.append(key[:, :, :40], value[:, :, :40])
+    last = (key[:, :, 40:], key[:, :, 40:], value[:, :, 40:], ball)
+    assert torch.equal(asked.attend(*last), appended.attend(*last)) and appended.seen == 50
+
+
+@torch.no_grad()
 def test_changing_the_last_token_moves_no_earlier_output():
     layer, x = layer_and_tokens(hs.PoincareBall())
     other = x.clone()
