@@ -64,6 +64,7 @@ def plot(results: dict, changes: list[int], out: Path) -> None:
     above.set_ylabel("error, mean of 200 tokens")
     below.set_ylabel("surprises so far")
     below.set_yscale("symlog")
+    below.set_ylim(bottom=0)
     below.set_xlabel("tokens")
     below.legend()
     figure.savefig(out, dpi=120)
