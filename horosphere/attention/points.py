@@ -102,21 +102,29 @@ def into_manifold(x: Tensor, manifold: geoopt.Manifold, *, max_radius: float | T
         stored_size(known, x.shape[-1])
         parts = _parts(known)
         return torch.cat([into_manifold(x[..., i : i + n], m, max_radius=max_radius) for m, i, n in parts], -1)
-    if isinstance(known, Sphere):
-        return known.projx(x)
-    scaled = x * x.shape[-1] ** -0.5
+    scale = x.shape[-1] ** -0.5
     if isinstance(known, Euclidean):
-        return scaled
-    if not isinstance(known, (Stereographic, Lorentz)):
-        return known.projx(scaled)
-    wide = scaled.to(_numerics.compute_dtype(x.dtype))
-    kappa = known._kappa_at(wide)
-    kappa = torch.as_tensor(kappa, dtype=wide.dtype, device=wide.device)
-    ratio = kappa.clamp(max=0.0) * (wide * wide).sum(-1, keepdim=True) / max_radius**2
-    tangent = wide * _numerics.tanh_ratio(ratio)
+        return scale * x
+    if not isinstance(known, (Sphere, Stereographic, Lorentz)):
+        return known.projx(scale * x)
+    # a point is x times a number: only lengths go through the maps of the manifold and float64
+    wide = x.to(_numerics.fast_dtype(x.dtype))
+    norm = _numerics.safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
+    kappa = torch.as_tensor(known._kappa_at(x), dtype=torch.float64, device=x.device)
+    flat = norm == 0
+    if isinstance(known, Sphere):
+        origin = known.origin(*x.shape[:-2], 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        ratio = torch.where(flat, 0.0, kappa.rsqrt() / torch.where(flat, 1.0, norm))
+        return torch.where(flat, origin, (wide * ratio.to(wide.dtype)).to(x.dtype))
+    length = scale * norm
+    length = length * _numerics.tanh_ratio(kappa.clamp(max=0.0) * length * length / max_radius**2)
     if isinstance(known, Stereographic):  # whose metric at the origin is 4 I
-        return known.expmap0(tangent / 2).to(x.dtype)
-    return known.expmap0(torch.nn.functional.pad(tangent, (1, 0))).to(x.dtype)
+        reached = known.projx(known.expmap0(length / 2).to(x.dtype)).to(torch.float64)
+        ratio = torch.where(flat, scale / 2, reached / torch.where(flat, 1.0, norm))
+        return (wide * ratio.to(wide.dtype)).to(x.dtype)
+    reached = known.expmap0(torch.nn.functional.pad(length, (1, 0)).to(x.dtype))
+    ratio = torch.where(flat, scale, reached[..., 1:].to(torch.float64) / torch.where(flat, 1.0, norm))
+    return torch.cat((reached[..., :1], (wide * ratio.to(wide.dtype)).to(x.dtype)), -1)
 
 
 def rotate(x: Tensor, start: int, slices: list[slice], base: float) -> Tensor:

@@ -295,6 +295,31 @@ def test_into_manifold_stays_within_its_radius():
     assert bool((hs.PoincareBall().dist0(bounded) <= torch.linspace(0.1, 5, 101, dtype=F64) + 1e-9).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["ball", "sphere", "hyperboloid", "projected sphere"])
+def test_into_manifold_gives_points_of_every_type(name, dtype):
+    """Far beyond what the type can hold, and at 0: points all the same, and near those of float64."""
+    manifold = hs.Stereographic(0.5) if name == "projected sphere" else SPACES[name]()
+    x = torch.cat((normal(50, 6), torch.zeros(1, 6, dtype=F64))).to(dtype)
+    for factor, radius in ((1.0, 4.0), (1e4, 60.0)):
+        points = into_manifold(factor * x, manifold, max_radius=radius)
+        assert points.dtype == dtype
+        assert manifold.check_point_on_manifold(points.float(), atol=4 * torch.finfo(dtype).eps)
+    right = into_manifold(x.double(), manifold)
+    assert manifold.dist(into_manifold(x, manifold).double(), right).max() < 50 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", ["ball", "sphere", "hyperboloid", "projected sphere"])
+def test_into_manifold_has_gradients_at_zero_too(name):
+    manifold = hs.Stereographic(0.5) if name == "projected sphere" else SPACES[name]()
+    x = normal(4, 6)
+    if name != "sphere":  # whose direction at 0 is a choice
+        x[0] = 0
+    assert torch.autograd.gradcheck(lambda x: into_manifold(x, manifold), x.requires_grad_())
+    kappa = torch.tensor(manifold.kappa, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda kappa: into_manifold(x.detach(), type(manifold)(kappa)), kappa)
+
+
 def test_into_manifold_through_flat_space_is_smooth():
     kappa = torch.tensor(0.0, dtype=F64)
     at = [into_manifold(normal(3, 4), hs.Stereographic(kappa + step)) for step in (-1e-6, 0.0, 1e-6)]
