@@ -31,7 +31,7 @@ from horosphere.manifolds import (
 )
 
 __version__ = "0.1.0"
-_LAZY = ("data", "embedding", "integrations", "memory", "models", "routing", "testing")
+_LAZY = ("data", "diagnostics", "embedding", "integrations", "memory", "models", "routing", "testing")
 
 __all__ = [
     "Chord",
@@ -51,6 +51,7 @@ __all__ = [
     "chord_of",
     "convert",
     "data",
+    "diagnostics",
     "embedding",
     "frechet_mean",
     "integrations",

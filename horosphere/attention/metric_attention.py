@@ -174,7 +174,7 @@ def _in_row_blocks(
         v = value.to(w.dtype)
         return w @ v if turn is None else turned_average(w, v, turn, rows)
 
-    return row_blocks.attend(args, distances, average, numbers=4 if turn is None else 8, **options)
+    return row_blocks.attend(args, distances, average, **options)
 
 
 def turned_average(w: Tensor, value: Tensor, turn: Turn, rows: slice) -> Tensor:

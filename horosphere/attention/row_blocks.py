@@ -33,7 +33,6 @@ def attend(
     dropout_p: float,
     seed: Tensor | None,
     weight: str,
-    numbers: int,
 ) -> tuple[Tensor, Tensor]:
     """Out (..., N, Dv) and lse (..., N).
 
@@ -41,7 +40,6 @@ def attend(
         args: the checked arguments.
         distances: squared distances (..., R, M) of the queries in a slice to all keys.
         average: what the weights (..., R, M) of a slice make of the values, (..., R, Dv).
-        numbers: how many numbers a pair of query and key takes on the way: decides how many rows go together.
     """
     n, m = args.query.shape[-2], args.key.shape[-2]
     batch = args.query.shape[:-2]
@@ -54,7 +52,7 @@ def attend(
             w = torch.where(mask[..., rows, :], w / (1 - dropout_p), 0.0)
         return average(w, rows), lse
 
-    size = max(1, BLOCK_NUMBERS // max(1, m * batch.numel() * numbers))
+    size = max(1, BLOCK_NUMBERS // max(1, m * batch.numel()))
     if n <= size:
         return block(0, n)
     blocks = [(i, min(i + size, n)) for i in range(0, n, size)]

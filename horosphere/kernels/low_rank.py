@@ -81,7 +81,8 @@ def apply_backward(
     s, h, turned = scale[:, None, None], known.heights(scale).unsqueeze(-2), known.turned
     if power == -1:
         y = apply(v, scale, factor, known, power)
-        inner = -(dv.mT @ ((v @ turned) / h**2) + y.mT @ ((grad @ turned) / h**2))
+        beside, along = torch.cat((dv, y), -2), torch.cat((v, grad), -2) @ turned / -(h**2)
+        du = beside.mT @ (along @ known.basis.mT)
         ds = -2 * scale * (dv * y).sum((-1, -2))
     else:
         o, w = grad, v
@@ -89,9 +90,9 @@ def apply_backward(
             o, w = -dv, apply(v, scale, factor, known, power)
         a, b = (o @ turned) / (h + s), (w @ turned) / (h + s)
         pairs = a.mT @ b / (h.mT + h)
-        inner = o.mT @ b + w.mT @ a - turned @ (pairs + pairs.mT)
+        beside, along = torch.cat((o, w), -2), torch.cat((b, a), -2)
+        du = torch.baddbmm(beside.mT @ (along @ known.basis.mT), turned, (pairs + pairs.mT) @ known.basis.mT, alpha=-1)
         ds = (o * w).sum((-1, -2)) - (a * b).sum((-1, -2)) - 2 * scale * pairs.diagonal(dim1=-2, dim2=-1).sum(-1)
-    du = inner @ known.basis.mT
     rows = _steep(scale, known.singular)
     if rows is not None:
         exact = peeled.decompose(scale[rows], factor[rows].to(torch.float64))

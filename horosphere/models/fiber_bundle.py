@@ -1,0 +1,346 @@
+r"""The Fiber Bundle Transformer: every token carries a metric of its own.
+
+In a block token i makes :math:`G_i = s_i^2 I + U_i U_i^T` from its features. Attention weighs by distance under these
+metrics, values are carried between fibres by :math:`P_{i \leftarrow j} = G_i^{-1/2} R_{ij} G_j^{1/2}`, and the
+feed-forward step is preconditioned by :math:`G_i^{-1}`. Heads measure with the diagonal blocks of G, its restrictions
+to their coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from horosphere.attention.connection import PairRotation, curvature, torsion, triangles
+from horosphere.attention.metric_attention import metric_attention
+from horosphere.diagnostics import effective_rank, rank_residual
+from horosphere.kernels.fibres import ENDS
+from horosphere.manifolds import LowRankMetric, ManifoldParameter, TokenMetric
+from horosphere.models._io import load_model, save_model
+
+# Triangles of a sequence whose curvature and torsion are looked at.
+TRIANGLES = 64
+
+
+@dataclass(frozen=True)
+class FiberBundleConfig:
+    """Sizes of a :class:`FiberBundleLM`.
+
+    Attributes:
+        vocab_size: number of different tokens.
+        dim: features of a token.
+        depth: number of blocks.
+        heads: of attention; divides ``dim``.
+        rank: R, columns of every metric; 0 leaves the scale alone.
+        feedforward: hidden size of the feed-forward part, in units of ``dim``.
+        max_length: longest sequence, cache included.
+        end: whose metric measures a distance, "query", "key" or "mean".
+        power: the exponent of the inverse-distance weights at the start; learned, one a head.
+        eps: what is added to squared distances at the start; learned, one a head.
+        planes: planes of the learned pair rotation of each head; 0: transport through one global frame.
+        dropout: probability, on both branches, in training.
+    """
+
+    vocab_size: int
+    dim: int = 128
+    depth: int = 6
+    heads: int = 4
+    rank: int = 4
+    feedforward: int = 4
+    max_length: int = 512
+    end: str = "mean"
+    power: float = 8.0
+    eps: float = 1.0
+    planes: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("vocab_size", "dim", "depth", "heads", "feedforward", "max_length"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+        for name in ("rank", "planes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, got {getattr(self, name)!r}")
+        if self.dim % self.heads:
+            raise ValueError(f"heads must divide dim, got dim={self.dim} and heads={self.heads}")
+        if 2 * self.planes > self.dim // self.heads:
+            raise ValueError(
+                f"planes must be at most half of dim / heads = {self.dim // self.heads}, got {self.planes}"
+            )
+        if self.end not in ENDS:
+            raise ValueError(f"end must be one of {ENDS}, got {self.end!r}")
+        if not (self.power > 0 and self.eps > 0):
+            raise ValueError(f"power and eps must be positive, got {self.power} and {self.eps}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
+
+
+class Geometry(NamedTuple):
+    """What the bundle looks like, block by block; means over batch, tokens or sampled triangles.
+
+    Attributes:
+        curvature: (depth,), see :func:`horosphere.attention.curvature`; 0 without pair rotation. Differentiable.
+        torsion: (depth,), see :func:`horosphere.attention.torsion`. Differentiable.
+        condition: (depth,), geometric mean of the condition numbers of the metrics.
+        residual: (depth + 1,), |X - 1 x^T| / |X| before the first block and after each, :func:`rank_residual`.
+        rank: (depth + 1,), effective rank of the tokens there.
+    """
+
+    curvature: Tensor
+    torsion: Tensor
+    condition: Tensor
+    residual: Tensor
+    rank: Tensor
+
+
+class FiberState(NamedTuple):
+    """What a block keeps of earlier tokens: keys and carried values (B, H, M, D/H), metrics, and angle features."""
+
+    key: Tensor
+    value: Tensor
+    scale: Tensor
+    factor: Tensor
+    angle: Tensor | None
+
+
+class FiberBundleOutput(NamedTuple):
+    """``logits`` (B, N, vocabulary); ``loss`` where labels were given, ``cache`` and ``geometry`` where asked for."""
+
+    loss: Tensor | None
+    logits: Tensor
+    cache: list[FiberState] | None
+    geometry: Geometry | None
+
+
+class MetricMap(nn.Module):
+    """From features (..., D) to metrics: s = softplus, 1 at the start, and a linear map to U."""
+
+    def __init__(self, dim: int, rank: int):
+        super().__init__()
+        self.rank = rank
+        self.scale = nn.Linear(dim, 1)
+        self.factor = nn.Linear(dim, dim * rank, bias=False) if rank else None
+        nn.init.normal_(self.scale.weight, std=0.1 * dim**-0.5)
+        nn.init.constant_(self.scale.bias, math.log(math.e - 1))
+        if self.factor is not None:
+            nn.init.normal_(self.factor.weight, std=0.2 * dim**-0.5)
+
+    def forward(self, h: Tensor) -> TokenMetric:
+        scale = functional.softplus(self.scale(h)).squeeze(-1) + 1e-3
+        factor = h.new_zeros(*h.shape, 0) if self.factor is None else self.factor(h).unflatten(-1, (-1, self.rank))
+        return TokenMetric(scale, factor)
+
+
+class FiberBundleBlock(nn.Module):
+    """Pre-norm block: attention between fibres, then ``x + G^-1 FF(norm(x))``, one metric a token for both.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: FiberBundleConfig):
+        super().__init__()
+        dim, self.heads, self.end = config.dim, config.heads, config.end
+        self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.metric = MetricMap(dim, config.rank)
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.log_power = nn.Parameter(torch.full((config.heads,), math.log(config.power)))
+        self.log_eps = nn.Parameter(torch.full((config.heads,), math.log(config.eps)))
+        self.rotation = self.angle = None
+        if config.planes:
+            features = max(2, dim // config.heads // 4)
+            self.angle = nn.Linear(dim, features)
+            self.rotation = PairRotation(dim // config.heads, features, config.planes)
+        hidden = config.feedforward * dim
+        self.feed_forward = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, past: FiberState | None = None) -> tuple[Tensor, FiberState]:
+        """x (B, N, D) -> the same shape, and the state that includes these tokens."""
+        h = self.attention_norm(x)
+        g = self.metric(h)
+        local = g.heads(self.heads)
+        angle = None if self.angle is None else self.angle(h)
+        query = self._split(self.query(h))
+        state = FiberState(
+            self._split(self.key(h)), self._split(g.sqrt_matmul(self.value(h))), local.scale, local.factor, angle
+        )
+        if past is not None:
+            axes = (-2, -2, -1, -3, -2)
+            state = FiberState(
+                *(
+                    None if old is None else torch.cat((old, new), at)
+                    for old, new, at in zip(past, state, axes, strict=True)
+                )
+            )
+        n, m = x.shape[1], state.key.shape[-2]
+        mask = None if n in (1, m) else torch.ones(n, m, dtype=torch.bool, device=x.device).tril(m - n)
+        mean = metric_attention(
+            query,
+            state.key,
+            state.value,
+            local,
+            TokenMetric(state.scale, state.factor),
+            end=self.end,
+            turn=None if angle is None else self.rotation.between(angle.unsqueeze(1), state.angle.unsqueeze(1)),
+            attn_mask=mask,
+            is_causal=n == m,
+            power=self.log_power.exp(),
+            eps=self.log_eps.exp(),
+        )
+        attended = g.inv_sqrt_matmul(mean.transpose(1, 2).flatten(-2))
+        x = x + self.dropout(self.out(attended))
+        step = self.feed_forward(self.feed_forward_norm(x))
+        return x + self.dropout(g.solve(step)), state
+
+    def geometry(self, x: Tensor, corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean curvature and torsion of triangles of the block's input x, and the mean condition number."""
+        h = self.attention_norm(x)
+        g = self.metric(h)
+        bend, angle = h.new_zeros(()), None
+        if self.angle is not None:
+            angle = self.angle(h)
+            bend = curvature(self.rotation, angle, corners).mean()
+        # the rotation turns heads, torsion is of the whole space: there each head's rotation is one block
+        gap = torsion(h, g, corners, None if angle is None else _EveryHead(self.rotation, self.heads), angle)
+        return bend, gap.mean(), g.condition().log().mean().exp()
+
+    def _split(self, t: Tensor) -> Tensor:
+        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class _EveryHead:
+    """A head's rotation as one of the whole space, block by block."""
+
+    def __init__(self, rotation: PairRotation, heads: int):
+        self.rotation, self.heads, self.angles = rotation, heads, rotation.angles
+
+    def __call__(self, v: Tensor, angles: Tensor) -> Tensor:
+        return self.rotation(v.unflatten(-1, (self.heads, -1)), angles.unsqueeze(-2)).flatten(-2)
+
+
+class FiberBundleLM(nn.Module):
+    """Causal language model of Fiber Bundle blocks, input and output embeddings tied.
+
+    The token table is a :class:`~horosphere.ManifoldParameter` on :class:`~horosphere.LowRankMetric`: row v is measured
+    by the metric that the first block gives token v, renewed in every training step, so the optimizer's step is
+    preconditioned by G_v^-1. Train it with ``hs.optim.RiemannianAdam(hs.optim.param_groups(model))``; a point moves by
+    about lr as a whole, so the group "manifold" wants a rate sqrt(dim) times that of "flat".
+
+    Attributes:
+        gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
+
+    Source: the architecture is specified, without experiments, in "Riemannian Attention Mechanisms for
+    Transformers"; see docs/fiber_bundle.md for what is measured here.
+    """
+
+    def __init__(self, config: FiberBundleConfig):
+        super().__init__()
+        self.config = config
+        self.fibres = LowRankMetric(
+            torch.ones(config.vocab_size), torch.zeros(config.vocab_size, config.dim, config.rank)
+        )
+        self.table = ManifoldParameter(torch.randn(config.vocab_size, config.dim) * config.dim**-0.5, self.fibres)
+        self.positions = nn.Parameter(torch.randn(config.max_length, config.dim) * 0.1 * config.dim**-0.5)
+        self.blocks = nn.ModuleList(FiberBundleBlock(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.dim)
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        cache: list[FiberState] | None = None,
+        use_cache: bool = False,
+        return_geometry: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> FiberBundleOutput:
+        """Logits of the next token.
+
+        Args:
+            ids: (B, N) integers below vocab_size.
+            labels: (B, N), usually ids themselves: the loss is the mean cross entropy in nats of labels[:, 1:] given
+                what is before; -100 is left out.
+            cache: of earlier tokens, from ``out.cache``; given or with ``use_cache`` the new one is returned.
+            use_cache: start a cache.
+            return_geometry: also measure the bundle, see :class:`Geometry`.
+            generator: draws its triangles; without one they are the same in every call.
+
+        Raises:
+            ValueError: ids of another shape, or more tokens than max_length.
+        """
+        if ids.dim() != 2:
+            raise ValueError(f"ids must have shape (batch, length), got {tuple(ids.shape)}")
+        before = 0 if cache is None else cache[0].key.shape[-2]
+        if before + ids.shape[1] > self.config.max_length:
+            raise ValueError(
+                f"{before} tokens in the cache and {ids.shape[1]} new ones are more than "
+                f"max_length={self.config.max_length}"
+            )
+        if self.training and torch.is_grad_enabled():
+            self._renew_fibres()
+        x = functional.embedding(ids, self.table) + self.positions[before : before + ids.shape[1]]
+        states, layers = [], [x]
+        for at, block in enumerate(self.blocks):
+            past = None if cache is None else cache[at]
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                x, state = checkpoint(block, x, past, use_reentrant=False)
+            else:
+                x, state = block(x, past)
+            states.append(state)
+            layers.append(x)
+        logits = self.norm(x) @ self.table.mT
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        geometry = self._geometry(layers, generator) if return_geometry else None
+        return FiberBundleOutput(loss, logits, states if use_cache or cache is not None else None, geometry)
+
+    @torch.no_grad()
+    def _renew_fibres(self) -> None:
+        first = self.blocks[0]
+        g = first.metric(first.attention_norm(self.table.detach()))
+        self.fibres.set_(g.scale, g.factor)
+
+    def _geometry(self, layers: list[Tensor], generator: torch.Generator | None) -> Geometry:
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        corners = triangles(TRIANGLES, layers[0].shape[1], generator=generator).to(layers[0].device)
+        found = [block.geometry(x, corners) for block, x in zip(self.blocks, layers, strict=False)]
+        with torch.no_grad():
+            residual = torch.stack([rank_residual(x).mean() for x in layers])
+            rank = torch.stack([effective_rank(x).mean() for x in layers])
+        return Geometry(*(torch.stack(t) for t in zip(*found, strict=True)), residual, rank)
+
+    @torch.no_grad()
+    def generate(
+        self, ids: Tensor, count: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """ids (B, N) continued by ``count`` sampled tokens, with a cache; temperature 0 takes the likeliest."""
+        out = self(ids, use_cache=True)
+        for step in range(count):
+            logits = out.logits[:, -1]
+            if temperature == 0:
+                new = logits.argmax(-1, keepdim=True)
+            else:
+                new = torch.multinomial(torch.softmax(logits.double() / temperature, -1), 1, generator=generator)
+            ids = torch.cat((ids, new), 1)
+            if step + 1 < count:
+                out = self(new, cache=out.cache)
+        return ids
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write weights and configuration to one safetensors file, whole or not at all."""
+        save_model(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> FiberBundleLM:
+        """The model that :meth:`save` wrote; ValueError for any other file."""
+        return load_model(path, cls, FiberBundleConfig)
