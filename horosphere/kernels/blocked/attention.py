@@ -13,7 +13,7 @@ from torch import Tensor
 
 from horosphere.kernels.blocked.chord_scores import ChordScores
 from horosphere.kernels.blocked.entries import Entries
-from horosphere.kernels.blocked.products import accumulate
+from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, one
 from horosphere.kernels.blocked.tiles import tile_size
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
@@ -80,17 +80,18 @@ def attention(
     out = torch.zeros(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
     den, top = (torch.zeros(entries, scores.n, dtype=dtype, device=scores.device) for _ in range(2))
     plan = Plan(scores.signs, scores.n, scores.m, scores.device)
-    buffers = torch.empty(scores.tensors, plan.numbers, dtype=dtype, device=scores.device)
+    buffers = Buffers(scores.tensors, plan.numbers, dtype, scores.device)
+    rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
     for e in plan.groups() if scores.n and scores.m else ():
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
-        v = values[e].to(dtype)
-        for i in plan.rows():
+        v = Blocks(values[e].to(dtype), e.stop - e.start)
+        for i in rows:
             sums = Sums(out[e, i], weighing.plain)
-            for j in plan.columns():
+            for j in columns:
                 if mask.nobody(i, j):
                     break
                 z = group.tile(i, j, buffers, False)
@@ -101,7 +102,7 @@ def attention(
                 sums.den += w.sum(-1)  # that of all weights
                 if dropout is not None:
                     dropout.apply_(w, e, i, j)
-                accumulate(sums.num, w, v[:, j])
+                add_product(sums.into, one(w), v[j])
             out[e, i], den[e, i] = sums.num, sums.den
             if sums.top is not None:
                 top[e, i] = sums.top.squeeze(-1)
@@ -116,6 +117,7 @@ class Sums:
 
     def __init__(self, like: Tensor, plain: bool):
         self.num, self.den = like.new_zeros(like.shape), like.new_zeros(like.shape[:2])
+        self.into = one(self.num)
         self.top = None if plain else like.new_full((*like.shape[:2], 1), -torch.inf)
 
     def below_top_(self, logits: Tensor) -> Tensor:

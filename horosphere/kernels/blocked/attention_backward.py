@@ -16,7 +16,7 @@ from torch import Tensor
 from horosphere.kernels.blocked.attention import Plan
 from horosphere.kernels.blocked.chord_scores import ChordScores
 from horosphere.kernels.blocked.entries import Entries
-from horosphere.kernels.blocked.products import accumulate, append
+from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, append, multiply, one
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
 ROWS, COLUMNS = 256, 512
@@ -47,7 +47,8 @@ def attention_backward(
     outs, lses, douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
     dlses = None if dlse is None else Entries(dlse, batch, 1)
     plan = Plan(scores.signs, n, scores.m, scores.device, ROWS, COLUMNS)
-    buffers = torch.empty(scores.tensors + 2, plan.numbers, dtype=dtype, device=scores.device)
+    buffers = Buffers(scores.tensors + 2, plan.numbers, dtype, scores.device)
+    rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
     deps, dpower = torch.zeros_like(eps), torch.zeros_like(power)
@@ -57,33 +58,35 @@ def attention_backward(
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
-        v = append(values[e].to(dtype), 1.0).expand(e.stop - e.start, -1, -1)
+        size = e.stop - e.start
+        v = Blocks(append(values[e].to(dtype), 1.0), size, transposed=True)
         scale = -power[e]
         dv: dict[int, Tensor] = {}
-        for i in plan.rows():
-            base, upper = _rows(
-                weighing, *(s[e][:, i] for s in (outs, lses, douts)), None if dlses is None else dlses[e][:, i], dtype
-            )
-            for j in plan.columns():
+        given = [t[e] for t in (outs, lses, douts)]
+        base, upper = _rows(weighing, *given, None if dlses is None else dlses[e], dtype)
+        uppers, bare = Blocks(upper, size), Blocks(upper[..., :-1], size)
+        for i in rows:
+            one_upper, one_bare = uppers[i], bare[i]
+            for j in columns:
                 if mask.nobody(i, j):
                     break
                 z = group.tile(i, j, buffers, True)
-                w, g = (b[: z.numel()].view(z.shape) for b in buffers[-2:])
+                w, (g, into_g) = buffers.tile(scores.tensors, *z.shape)[0], buffers.tile(scores.tensors + 1, *z.shape)
                 if weighing.reciprocal:
                     w = mask.weights_(z.reciprocal_(), e, i, j)
                 elif weighing.plain:
                     mask.weights_(weighing.weights_(w.copy_(z)), e, i, j)
                 else:
-                    mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base).exp_()
+                    mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base[:, i]).exp_()
                 if j.start not in dv:
-                    dv[j.start] = v.new_zeros(v.shape[0], j.stop - j.start, value.shape[-1])
+                    dv[j.start] = z.new_zeros(size, j.stop - j.start, value.shape[-1])
+                kept = w if dropout is None else dropout.apply_(w.clone(), e, i, j)
+                add_product(one(dv[j.start]), one(kept).mT, one_bare)
                 if dropout is None:
-                    accumulate(dv[j.start], w.mT, upper[..., :-1])
-                    torch.bmm(upper, v[:, j].mT, out=g)
+                    multiply(one_upper, v[j], into_g)
                 else:
-                    accumulate(dv[j.start], dropout.apply_(w.clone(), e, i, j).mT, upper[..., :-1])
-                    torch.bmm(upper[..., :-1], v[:, j, :-1].mT, out=g)
-                    dropout.apply_(g, e, i, j).add_(upper[..., -1:])
+                    multiply(one_bare, v[j][..., :-1, :], into_g)
+                    dropout.apply_(g, e, i, j).add_(upper[:, i, -1:])
                 g.mul_(w)
                 if dbias is not None:
                     dbias.add(e, i, j, g)
@@ -104,7 +107,7 @@ def attention_backward(
 def _rows(
     weighing: Weighing, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What is subtracted from logits (E, R, 1), and (do, -c) / den (E, R, Dv + 1); 0 in rows without keys."""
+    """What is subtracted from logits (E, N, 1), and (do, -c) / den (E, N, Dv + 1); 0 in rows without keys."""
     empty = (lse == -torch.inf).unsqueeze(-1)
     c = (dout * out).sum(-1)
     upper = append(dout.to(dtype), -(c if dlse is None else c - dlse))

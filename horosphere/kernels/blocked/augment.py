@@ -95,28 +95,32 @@ def tile_product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
     return out
 
 
-def query_gradient(x: Tensor, w: Tensor | None, da: Tensor, c: Tensor, time_dims: int) -> tuple[Tensor, Tensor | None]:
-    """Gradients of features x (..., N, F) and weights w (..., N) from that of a (..., N, F + 2); c (..., 1)."""
-    f = x.shape[-1]
-    dax = da[..., :f]
-    if time_dims:  # norms enter the comparison only, not the distance
-        return minkowski(dax, time_dims) * (-2 * c).unsqueeze(-1), None
-    gx = torch.addcmul(-dax, x, da[..., f : f + 1])
-    if w is None:
-        return gx.mul_((2 * c).unsqueeze(-1)), None
-    gx.mul_((2 * c * w).unsqueeze(-1))
-    gw = da[..., f + 1] + (x * x).sum(-1) * da[..., f] - 2 * (x * dax).sum(-1)
-    return gx, gw * c
+def query_gradient(
+    x: Tensor, w: Tensor | None, main: Tensor, first: Tensor | None, second: Tensor | None, c: Tensor, time_dims: int
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of features x (..., N, F) and weights w (..., N), from that of a: ``main`` (..., N, F), which is
+    overwritten, and the last two columns (..., N); c (..., 1).
 
-
-def key_gradient(y: Tensor, w: Tensor | None, db: Tensor, time_dims: int) -> tuple[Tensor, Tensor | None]:
-    """Gradients of features y (..., M, F) and weights w (..., M) from that of b (..., M, F + 2)."""
-    f = y.shape[-1]
-    dby = db[..., :f]
+    With time coordinates ``first`` may be None: the gradient of -2 <x, y>_J alone, not that of <x - y, x - y>_J.
+    """
+    gw = None if w is None else c * (second + (x * x).sum(-1) * first - 2 * (x * main).sum(-1))
+    scale = 2 * (c if w is None else c * w)
+    main.mul_(-scale.unsqueeze(-1))
+    if first is not None:
+        main.addcmul_(x, (scale * first).unsqueeze(-1))
     if time_dims:
-        return dby.clone(), None
-    gy = torch.addcmul(dby, y, db[..., f + 1 :], value=2.0)
-    if w is None:
-        return gy, None
-    gw = (y * dby).sum(-1) + db[..., f] + (y * y).sum(-1) * db[..., f + 1]
-    return gy.mul_(w.unsqueeze(-1)), gw
+        main[..., :time_dims].neg_()
+    return main, gw
+
+
+def key_gradient(
+    y: Tensor, w: Tensor | None, main: Tensor, first: Tensor | None, second: Tensor | None, time_dims: int
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of features y (..., M, F) and weights w (..., M), from that of b: ``main`` (..., M, F), which is
+    overwritten, and the last two columns (..., M). ``first`` is wanted with weights only; ``second`` may be None as
+    above.
+    """
+    gw = None if w is None else (y * main).sum(-1) + first + (y * y).sum(-1) * second
+    if second is not None:
+        main.addcmul_(minkowski(y, time_dims), second.unsqueeze(-1), value=2.0)
+    return main if w is None else main.mul_(w.unsqueeze(-1)), gw

@@ -33,7 +33,7 @@ class ChordFeatures:
         e, f = kappa.numel(), part.x.shape[-1]
         c = self.c.to(work)[:, None]
         x, y = part.x.to(work), part.y.to(work)
-        self.nx, self.ny = ((p * p).sum(-1).expand(e, -1) for p in (x, y))
+        self.nx, self.ny = (torch.linalg.vector_norm(p, dim=-1).square_().expand(e, -1) for p in (x, y))
         self.wx, self.wy = (None if w is None else valid_weight(w.to(work)) for w in (part.wx, part.wy))
         self.scaled = (c if self.wx is None else c * self.wx).expand(e, x.shape[1])
         self.a, self.b = x.new_empty(e, x.shape[1], f + 2), y.new_empty(e, y.shape[1], f + 2)
@@ -43,7 +43,8 @@ class ChordFeatures:
             self.a[..., f] = c * (2 / kappa).to(work)[:, None]
             self.a[..., f + 1] = 0
         else:
-            torch.mul(self.nx, self.scaled, out=self.a[..., f])
+            self.ends = self.nx * self.scaled
+            self.a[..., f] = self.ends
             self.a[..., f + 1] = self.scaled
         if self.wy is None:
             self.b[..., :f], self.b[..., f], self.b[..., f + 1] = y, 1.0, self.ny

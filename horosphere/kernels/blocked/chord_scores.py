@@ -9,7 +9,8 @@ The streaming loops of horosphere.kernels.blocked.attention ask two things of a 
     tensors                      how many buffers of a tile's size a group asks for
     group(e, shift)              batch entries e, shift (E,) what is added to d^2 ("eps"): an object with
         extent()                     a bound of d^2, which decides whether plain sums of weights are safe
-        tile(i, j, buffers, keep)    z (E, R, C) >= 0 in buffers[0]; with ``keep`` the others stay lent until pull
+        tile(i, j, buffers, keep)    z (E, R, C) >= 0 in buffers[0] (products.Buffers); with ``keep`` the others stay
+                                     lent until pull
         pull(i, j, g)                dL/dz / scale of that tile; g may be overwritten
         rows_done(i, scale)          no more tiles of rows i: add up their gradients times scale (E,)
         finish(scale)                no more tiles at all
@@ -26,8 +27,10 @@ from torch import Tensor
 
 from horosphere.kernels.blocked.augment import kappa_entries
 from horosphere.kernels.blocked.chord_features import ChordFeatures
+from horosphere.kernels.blocked.chord_gradients import ChordGradients
 from horosphere.kernels.blocked.chord_tiles import PartTiles
 from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.products import Buffers
 from horosphere.kernels.parts import Part
 
 # Numbers of augmented features that are made at a time: 16 MiB in float32.
@@ -58,7 +61,7 @@ class ChordScores:
         self.sides = [self._entries(p, tuple(p)) for p in parts]
         self.into: list[list[Entries | None]] = []
         self.slopes: list[Tensor] = []
-        self.ready, self.features = slice(0, 0), []
+        self.ready, self.features, self.sums = slice(0, 0), [], []
 
     def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
         """x, y, wx, wy of a part, batch entry by batch entry."""
@@ -72,7 +75,8 @@ class ChordScores:
         return ChordGroup(self, e, s, shift)
 
     def _make_ready(self, e: slice) -> None:
-        """Augmented features of these entries and of some that follow."""
+        """Augmented features of these entries and of some that follow, and where their gradients are summed."""
+        self._finish()
         each = sum((self.n + self.m) * (p.x.shape[-1] + 2) for p in self.parts)
         last = min(len(self.signs), max(e.stop, e.start + READY // max(1, each)))
         stop = e.stop
@@ -83,6 +87,13 @@ class ChordScores:
             x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
             one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
             self.features.append(ChordFeatures(one, sign, self.dtype))
+        self.sums = [ChordGradients(f, into, self.ready) for f, into in zip(self.features, self.into, strict=False)]
+
+    def _finish(self) -> None:
+        for sums, slope in zip(self.sums, self.slopes, strict=False):
+            sums.finish()
+            slope[self.ready] += sums.scale * sums.bend * sums.features.bend_unit
+        self.sums = []
 
     def prepare_gradients(self) -> None:
         def zeros(t):
@@ -93,6 +104,7 @@ class ChordScores:
 
     def gradients(self) -> list[Tensor]:
         """Of x, y, kappa and any weights, part by part, as they are packed."""
+        self._finish()
         found = []
         for part, into, slope in zip(self.parts, self.into, self.slopes, strict=True):
             gx, gy, *weights = (g.t for g in into if g is not None)
@@ -111,25 +123,27 @@ class ChordGroup:
         # flat features take eps into the matrix product
         self.inside = len(self.features) == 1 and one.sign == 0 and one.wx is None and not scores.curvature
         self.parts = [PartTiles(f, s, scores, shift, self.inside) for f in self.features]
+        for part, sums in zip(self.parts, scores.sums, strict=False):
+            part.sums = sums
         self.shift = shift.to(scores.dtype)[:, None, None]
 
     def extent(self) -> float:
         return sum(f.extent(self.s) for f in self.features)
 
-    def tile(self, i: slice, j: slice, buffers: Sequence[Tensor], keep: bool) -> Tensor:
+    def tile(self, i: slice, j: slice, buffers: Buffers, keep: bool) -> Tensor:
         if len(self.parts) == 1:
             (part,) = self.parts
-            t = part.product(i, j, buffers[0])
+            t = part.product(i, j, buffers, 0)
             if self.inside:
                 return t
-            return part.add_to(self.shift, part.arc_(t, buffers[1], keep), out=t)
+            return part.add_to(self.shift, part.arc_(t, buffers, 1, keep), out=t)
         self.buffers = buffers
         z = None
         for part in self.parts:
-            t = part.product(i, j, buffers[1])
+            t = part.product(i, j, buffers, 1)
             if z is None:
-                z = buffers[0][: t.numel()].view(t.shape).copy_(self.shift.expand(t.shape))
-            part.add_to(z, part.arc_(t, buffers[2], False), out=z)
+                z = buffers.tile(0, *t.shape)[0].copy_(self.shift.expand(t.shape))
+            part.add_to(z, part.arc_(t, buffers, 2, False), out=z)
         return z
 
     def pull(self, i: slice, j: slice, g: Tensor) -> None:
@@ -137,20 +151,13 @@ class ChordGroup:
             self.parts[0].pull(i, j, g)
             return
         for part in self.parts:  # a part's tile is made again: kept ones would leave the cache
-            part.arc_(part.product(i, j, self.buffers[1]), self.buffers[2], True)
-            part.pull(i, j, self.buffers[1][: g.numel()].view(g.shape).copy_(g))
+            part.arc_(part.product(i, j, self.buffers, 1), self.buffers, 2, True)
+            part.pull(i, j, self.buffers.tile(1, *g.shape)[0].copy_(g))
 
     def rows_done(self, i: slice, scale: Tensor) -> None:
-        for part, into in zip(self.parts, self.scores.into, strict=True):
-            gx, gw = part.query_gradient(i, scale)
-            into[0].add_(self.e, gx, i)
-            if gw is not None:
-                into[2].add_(self.e, gw, i)
+        for part in self.parts:
+            part.rows_done(scale)
 
     def finish(self, scale: Tensor) -> None:
-        for part, into, slope in zip(self.parts, self.scores.into, self.scores.slopes, strict=True):
-            for j, gy, gw in part.key_gradients(scale):
-                into[1].add_(self.e, gy, j)
-                if gw is not None:
-                    into[3].add_(self.e, gw, j)
-            slope[self.e] += part.kappa_gradient(scale)
+        for part in self.parts:
+            part.finish()

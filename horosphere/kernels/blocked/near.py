@@ -52,13 +52,17 @@ class Near:
         self.p, self.q, self.n, self.w = (t[s] for t in (features.p, features.q, features.n, features.w))
         self.shift = (shift * features.c[s]).tolist()
         self.offset = [0.0] * len(self.shift) if inside else self.shift
+        self.limits: dict[int, float] = {}
         # NaN and infinity count as unresolved
         most = self._limit(slice(None), slice(None), [0.0] * len(self.shift))
         self.never = bool(most <= min(self.shift))
 
-    def limit(self, i: slice, j: slice) -> float:
-        """What t is at least in a tile without unresolved pairs."""
-        return self._limit(i, j, self.offset)
+    def resolved(self, low: float, i: slice, j: slice) -> bool:
+        """Whether a tile whose smallest t is ``low`` has no unresolved pair, by the bounds of its rows and columns."""
+        limit = self.limits.get(i.start)  # of the rows with all columns: most tiles need no more
+        if limit is None:
+            limit = self.limits[i.start] = self._limit(i, slice(None), self.offset)
+        return low >= limit or low >= self._limit(i, j, self.offset)
 
     def _limit(self, i: slice, j: slice, offset: list[float]) -> float:
         bounds = (self.features.most(name, at)[self.s] for name, at in (("p", i), ("q", i), ("n", j), ("w", j)))

@@ -83,8 +83,11 @@ def per_point(
     x, y = flat(part.x, batch, 2).to(torch.float64), flat(part.y, batch, 2).to(torch.float64)
     da, db = da.to(torch.float64), db.to(torch.float64)
     wx, wy = (None if w is None else flat(w, batch, 1).to(torch.float64) for w in (part.wx, part.wy))
-    gx, gwx = query_gradient(x, wx, da, c, part.time_dims)
-    gy, gwy = key_gradient(y, wy, db, part.time_dims)
+    (mx, x1, x2), (my, y1, y2) = ((d[..., :-2], d[..., -2], d[..., -1]) for d in (da, db))
+    if part.time_dims:  # norms enter the comparison only, not the distance
+        x1 = x2 = y1 = y2 = None
+    gx, gwx = query_gradient(x, wx, mx.clone(), x1, x2, c, part.time_dims)
+    gy, gwy = key_gradient(y, wy, my.clone(), y1, y2, part.time_dims)
     weights = [] if wx is None else [gwx, gwy]
     gk = torch.zeros_like(kappa)
     if curvature:

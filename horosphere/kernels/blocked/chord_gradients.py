@@ -1,0 +1,169 @@
+r"""From sums over tiles to the gradients of one chord part, for all batch entries whose features were made together.
+
+Tiles add up G b and G^T a, G = dL/dt, for the augmented features a and b; what is left is linear in these sums and done
+once. Without weights the last two columns of a and b are constants, and one sum of G stands for both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.blocked.augment import key_gradient, query_gradient
+from horosphere.kernels.blocked.chord_features import ChordFeatures
+from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.near import with_own_time
+from horosphere.kernels.blocked.products import add_product, one
+
+
+class Side:
+    """Sums of one side, entries ``ready`` of the batch; those of features lie where their gradient will.
+
+    Args:
+        into: where the gradients of features and of weights are added up.
+        ready: the batch entries.
+        entries, rows, f: of the sums.
+        weighted: whether the last two columns are no constants.
+    """
+
+    def __init__(self, into: list[Entries | None], ready: slice, entries: int, rows: int, f: int, weighted: bool):
+        self.into, self.ready = into, ready
+        like = into[0].t
+        self.in_place = into[0].own_memory
+        self.main = into[0].whole[ready] if self.in_place else like.new_zeros(entries, rows, f)
+        self.first = like.new_zeros(entries, rows)
+        self.second = like.new_zeros(entries, rows) if weighted else None
+        self.apart: list[tuple[slice, slice, Tensor, Tensor | None]] = []
+
+    def block(self, s: slice, at: slice) -> Block:
+        return Block(self, s, at)
+
+    def finish(self, gradient: tuple[Tensor, Tensor | None]) -> None:
+        """Add up the gradients of features and weights, and those that were made apart."""
+        features, weights = gradient
+        everything = slice(None)
+        if not self.in_place:
+            self.into[0].add_(self.ready, features, everything)
+        if weights is not None:
+            self.into[1].add_(self.ready, weights, everything)
+        for s, at, gf, gw in self.apart:
+            e = slice(self.ready.start + s.start, self.ready.start + s.stop)
+            self.into[0].add_(e, gf.to(features.dtype), at)
+            if gw is not None:
+                self.into[1].add_(e, gw.to(features.dtype), at)
+
+
+class Block:
+    """Sums of a block of rows of entries s: in place for one entry, else in memory of their own until ``store``."""
+
+    def __init__(self, side: Side, s: slice, at: slice):
+        self.side, self.s, self.at = side, s, at
+        self.alone = s.stop - s.start == 1
+        target = side.main[s, at]
+        self.main = target if self.alone else torch.zeros(target.shape, dtype=target.dtype, device=target.device)
+        self.into = one(self.main)
+        self.first = side.first[s, at]
+        self.second = None if side.second is None else side.second[s, at]
+        self.exact: Tensor | None = None
+
+    def add(self, g: Tensor, main: Tensor, first: Tensor | None, second: Tensor | None) -> None:
+        """g (E, R, C) times main (C, F) or (E, C, F) and the last columns (E or 1, C), None for constants."""
+        add_product(self.into, one(g), main)
+        if first is None:
+            self.first += g.sum(-1)
+        else:
+            self.first += _times(g, first)
+            self.second += _times(g, second)
+
+    def in_float64(self) -> Tensor:
+        """Sums (E, R, F + 2) beside the others, in float64."""
+        if self.exact is None:
+            e, r, f = self.main.shape
+            self.exact = self.main.new_zeros(e, r, f + 2, dtype=torch.float64)
+        return self.exact
+
+    def store(self) -> None:
+        if not self.alone:
+            self.side.main[self.s, self.at] = self.main
+
+    def taken(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The sums in float64; they are 0 afterwards."""
+        sums = tuple(None if t is None else t.to(torch.float64) for t in (self.main, self.first, self.second))
+        for t in (self.main, self.first, self.second):
+            if t is not None:
+                t.zero_()
+        return sums
+
+
+def _times(g: Tensor, column: Tensor) -> Tensor:
+    """g (E, R, C) column (E or 1, C) -> (E, R)."""
+    if g.shape[0] == 1:
+        return torch.mv(g[0], column[0]).unsqueeze(0)
+    if g.shape[0] <= 4:
+        return torch.stack([torch.mv(m, c) for m, c in zip(g, column.expand(g.shape[0], -1), strict=True)])
+    return torch.bmm(g, column.expand(g.shape[0], -1).unsqueeze(-1)).squeeze(-1)
+
+
+class ChordGradients:
+    """The sums of both sides of a part.
+
+    Args:
+        features: of the entries ``ready``.
+        into: x, y, wx, wy of the part.
+    """
+
+    def __init__(self, features: ChordFeatures, into: list[Entries | None], ready: slice):
+        self.features = features
+        entries, n, f = features.a.shape
+        m, weighted = features.b.shape[1], features.wy is not None
+        self.queries = Side([into[0], into[2]], ready, entries, n, f - 2, weighted)
+        self.keys = Side([into[1], into[3]], ready, entries, m, f - 2, weighted)
+        self.scale = features.c.new_zeros(entries)
+        self.bend = features.c.new_zeros(entries)
+
+    def finish(self) -> None:
+        """Everything that was summed in the type of the tiles."""
+        f = self.features
+        work, part = f.work, f.part
+        factor = (self.scale * f.gain).to(work)[:, None]
+        c = f.c.to(work)[:, None] * factor
+        q, k = self.queries, self.keys
+        self.queries.finish(query_gradient(part.x.to(work), f.wx, q.main, q.first, q.second, c, part.time_dims))
+        k.main.mul_(factor.unsqueeze(-1))
+        first, second = k.first * factor, k.first * c if k.second is None else k.second * factor
+        self.keys.finish(key_gradient(part.y.to(work), f.wy, k.main, first, second, part.time_dims))
+
+    def query_apart(self, block: Block) -> None:
+        """The gradient of rows with sums in float64."""
+        f, s, at = self.features, block.s, block.at
+        main, first, second = (t if t is None else t.to(torch.float64) for t in block.taken())
+        exact = block.exact
+        main, first = exact[..., :-2].add_(main), exact[..., -2] + first
+        second = None if second is None else exact[..., -1] + second
+        factor = (self.scale[s] * f.gain[s])[:, None]
+        w = None if f.wx is None else _of(f.wx, s)[:, at].to(torch.float64)
+        x = with_own_time(_of(f.part.x, s)[:, at], f.kappa[s], f.part.time_dims)
+        gx, gw = query_gradient(x, w, main, first, second, f.c[s][:, None] * factor, f.part.time_dims)
+        self.queries.apart.append((s, at, gx, gw))
+
+    def key_apart(self, block: Block) -> None:
+        f, s, at = self.features, block.s, block.at
+        main, total, second = block.taken()
+        exact = block.exact
+        c, kappa = f.c[s][:, None], f.kappa[s][:, None]
+        factor = (self.scale[s] * f.gain[s])[:, None]
+        if f.wy is not None:
+            first, second = exact[..., -2] + total, exact[..., -1] + second
+        else:  # the last columns of a are |x|^2 c and c, with a time coordinate 2 c/kappa and 0
+            first, second = None, c * total + (exact[..., -2] * kappa / 2 if f.part.time_dims else exact[..., -1])
+        main = exact[..., :-2].add_(main).mul_(factor.unsqueeze(-1))
+        w = None if f.wy is None else _of(f.wy, s)[:, at].to(torch.float64)
+        y = with_own_time(_of(f.part.y, s)[:, at], f.kappa[s], f.part.time_dims)
+        first = None if first is None else first * factor
+        gy, gw = key_gradient(y, w, main, first, second * factor, f.part.time_dims)
+        self.keys.apart.append((s, at, gy, gw))
+
+
+def _of(t: Tensor, s: slice) -> Tensor:
+    """Entries of a slice, of a tensor that has one for all of them perhaps."""
+    return t if t.shape[0] == 1 else t[s]
