@@ -13,7 +13,7 @@ from torch import Tensor
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import ambient_dim
 
-__all__ = ["Lengths", "as_lengths", "start_at_mean"]
+__all__ = ["Lengths", "as_lengths", "start_at_mean", "symmetric"]
 
 # Pairs held, and trained on in an epoch: 128 MB twice. All pairs of 4,096 nodes.
 MAX_PAIRS = 2**23
@@ -38,7 +38,7 @@ class Lengths:
     def __init__(self, graph: Graph, metric: str, n_fixed: int = 0) -> None:
         self._n, self._n_fixed = len(graph.nodes), n_fixed
         self._given = metric == "precomputed"
-        self._matrix = _symmetric(graph)
+        self._matrix = symmetric(graph)
         self._equal = bool(np.all(self._matrix.data == 1.0))
         self.components = connected_components(self._matrix, directed=False)[0]
 
@@ -161,7 +161,7 @@ def start_at_mean(manifold, n_points: int, n_components: int, mean: float, rng: 
     return at(low)
 
 
-def _symmetric(graph: Graph) -> scipy.sparse.csr_array:
+def symmetric(graph: Graph) -> scipy.sparse.csr_array:
     """The shortest of the edges between each two nodes, in both directions."""
     n = len(graph.nodes)
     ends = np.sort(graph.edges, axis=1)

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components, dijk
 from torch import Tensor
 
 from horosphere.embedding.graph import Graph
-from horosphere.embedding.lengths import Lengths, _symmetric, as_lengths
+from horosphere.embedding.lengths import Lengths, as_lengths, symmetric
 from horosphere.embedding.mds import hyperbolic_curvature
 from horosphere.embedding.scores import DistortionScores
 from horosphere.manifolds import PoincareBall, convert
@@ -144,7 +144,7 @@ def embed_tree(
             "space: append zeros"
         )
     graph = as_lengths(graph, "shortest_path")
-    matrix = _symmetric(graph)
+    matrix = symmetric(graph)
     n, edges = len(graph.nodes), matrix.nnz // 2
     parts = connected_components(matrix, directed=False)[0]
     if edges != n - 1 or parts != 1:
@@ -191,7 +191,7 @@ def tree_start(graph: Graph, manifold, n_components: int, rng: np.random.Generat
     kappa = hyperbolic_curvature(manifold)
     if n_components < 2:
         raise ValueError(f"a tree needs at least two dimensions, got n_components = {n_components}")
-    matrix = _spanning(_symmetric(graph))
+    matrix = _spanning(symmetric(graph))
     root, radius = _centre(matrix)
     tau = min(math.sqrt(-kappa), _START_RADIUS / max(1.0, radius))
     precision = math.ceil(tau * radius / math.log(2)) + _MARGIN
