@@ -149,9 +149,8 @@ def main(quick: bool = False, figure: str | None = None) -> dict:
     sizes = {"depth": depth, "n": 48 if quick else 128, "dim": 32 if quick else 64, "seeds": 1 if quick else 3}
     shown = [d for d in (0, 1, 2, 4, 8, 12) if d <= depth]
     curves = {}
-    print(
-        f"\n|X - 1 x^T| / |X| after so many layers, {sizes['n']} tokens, D = {sizes['dim']}, mean of {sizes['seeds']} seeds"
-    )
+    about = f"{sizes['n']} tokens, D = {sizes['dim']}, mean of {sizes['seeds']} seeds"
+    print(f"\n|X - 1 x^T| / |X| after so many layers, {about}")
     print(f"{'':38s}" + "".join(f"{d:>9d}" for d in shown) + "   effective rank at the end, composite norm")
     for label, skips, feed_forward in PARTS:
         for kind in KINDS:
