@@ -77,20 +77,23 @@ def attention(
     """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
     batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
     values = Entries(value, batch, 2)
-    out = torch.zeros(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
+    out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
     den, top = (torch.zeros(entries, scores.n, dtype=dtype, device=scores.device) for _ in range(2))
     plan = Plan(scores.signs, scores.n, scores.m, scores.device)
     buffers = Buffers(scores.tensors, plan.numbers, dtype, scores.device)
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
+    if not scores.m:
+        out.zero_()
+    sums = None
     for e in plan.groups() if scores.n and scores.m else ():
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
         v = Blocks(values[e].to(dtype), e.stop - e.start)
         for i in rows:
-            sums = Sums(out[e, i], weighing.plain)
+            sums = Sums(out[e, i], weighing.plain, sums)
             for j in columns:
                 if mask.nobody(i, j):
                     break
@@ -103,11 +106,11 @@ def attention(
                 if dropout is not None:
                     dropout.apply_(w, e, i, j)
                 add_product(sums.into, one(w), v[j])
-            out[e, i], den[e, i] = sums.num, sums.den
+            torch.div(sums.num, torch.where(sums.den == 0, 1.0, sums.den).unsqueeze(-1), out=out[e, i])
+            den[e, i] = sums.den
             if sums.top is not None:
                 top[e, i] = sums.top.squeeze(-1)
     some = den != 0  # NaN counts
-    out.div_(torch.where(some, den, 1.0).unsqueeze(-1))
     lse = torch.where(some, den.log_().add_(top), -torch.inf)
     return out.view(*batch, *out.shape[1:]), lse.view(*batch, scores.n)
 
@@ -115,8 +118,12 @@ def attention(
 class Sums:
     """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum."""
 
-    def __init__(self, like: Tensor, plain: bool):
-        self.num, self.den = like.new_zeros(like.shape), like.new_zeros(like.shape[:2])
+    def __init__(self, like: Tensor, plain: bool, before: Sums | None):
+        """Of the shape of ``like``; in the memory of ``before`` where that is of this shape."""
+        if before is not None and before.num.shape == like.shape:
+            self.num, self.den = before.num.zero_(), before.den.zero_()
+        else:
+            self.num, self.den = like.new_zeros(like.shape), like.new_zeros(like.shape[:2])
         self.into = one(self.num)
         self.top = None if plain else like.new_full((*like.shape[:2], 1), -torch.inf)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.blocked.augment import valid_weight
@@ -18,9 +19,11 @@ ROOT2 = math.sqrt(2.0)
 
 
 class ChordFeatures:
-    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``."""
+    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b lie in ``memory`` where it
+    is large enough.
+    """
 
-    def __init__(self, part: Part, sign: int, work: torch.dtype):
+    def __init__(self, part: Part, sign: int, work: torch.dtype, memory: tuple[Tensor, Tensor]):
         self.part, self.sign, self.work = part, sign, work
         kappa = self.kappa = part.kappa.to(part.x.device)
         curved = kappa != 0
@@ -36,7 +39,9 @@ class ChordFeatures:
         self.nx, self.ny = (torch.linalg.vector_norm(p, dim=-1).square_().expand(e, -1) for p in (x, y))
         self.wx, self.wy = (None if w is None else valid_weight(w.to(work)) for w in (part.wx, part.wy))
         self.scaled = (c if self.wx is None else c * self.wx).expand(e, x.shape[1])
-        self.a, self.b = x.new_empty(e, x.shape[1], f + 2), y.new_empty(e, y.shape[1], f + 2)
+        if memory[0].shape[0] < e:
+            memory = tuple(t.new_empty(e, *t.shape[1:]) for t in memory)
+        self.a, self.b = (t[:e] for t in memory)
         torch.mul(x, -2 * self.scaled.unsqueeze(-1), out=self.a[..., :f])
         if part.time_dims:
             self.a[..., : part.time_dims].neg_()

@@ -33,8 +33,8 @@ from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Buffers
 from horosphere.kernels.parts import Part
 
-# Numbers of augmented features that are made at a time: 16 MiB in float32.
-READY = 2**22
+# Numbers of augmented features that are made at a time where a group has fewer: 2 MiB in float32 stay in cache.
+READY = 2**19
 
 
 class ChordScores:
@@ -62,6 +62,7 @@ class ChordScores:
         self.into: list[list[Entries | None]] = []
         self.slopes: list[Tensor] = []
         self.ready, self.features, self.sums = slice(0, 0), [], []
+        self.memory: list[tuple[Tensor, Tensor]] = []
 
     def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
         """x, y, wx, wy of a part, batch entry by batch entry."""
@@ -78,16 +79,27 @@ class ChordScores:
         """Augmented features of these entries and of some that follow, and where their gradients are summed."""
         self._finish()
         each = sum((self.n + self.m) * (p.x.shape[-1] + 2) for p in self.parts)
-        last = min(len(self.signs), max(e.stop, e.start + READY // max(1, each)))
+        size = e.stop - e.start  # whole groups, which are of one size
+        last = min(len(self.signs), e.start + size * max(1, READY // max(1, size * each)))
         stop = e.stop
         while stop < last and self.signs[stop] == self.signs[e.start]:
             stop += 1
         self.ready, self.features = slice(e.start, stop), []
-        for part, sides, kappa, sign in zip(self.parts, self.sides, self.kappas, self.signs[e.start], strict=True):
+        if not self.memory:
+            self.memory = [self._memory(p, stop - e.start) for p in self.parts]
+        signs = self.signs[e.start]
+        for part, sides, kappa, sign, memory in zip(
+            self.parts, self.sides, self.kappas, signs, self.memory, strict=True
+        ):
             x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
             one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
-            self.features.append(ChordFeatures(one, sign, self.dtype))
+            self.features.append(ChordFeatures(one, sign, self.dtype, memory))
         self.sums = [ChordGradients(f, into, self.ready) for f, into in zip(self.features, self.into, strict=False)]
+
+    def _memory(self, part: Part, entries: int) -> tuple[Tensor, Tensor]:
+        """Of the augmented features, kept from group to group: fresh memory costs more than what is done with it."""
+        f = part.x.shape[-1] + 2
+        return tuple(torch.empty(entries, r, f, dtype=self.dtype, device=self.device) for r in (self.n, self.m))
 
     def _finish(self) -> None:
         for sums, slope in zip(self.sums, self.slopes, strict=False):
