@@ -19,6 +19,13 @@ from torch.nn import functional
 import horosphere as hs
 from horosphere.models import FiberBundleConfig, FiberBundleLM
 
+# Length of sequences, and how many make a step.
+SIZES = {"steps": 300, "length": 128, "batch": 16}
+
+
+def configuration(vocabulary: int) -> FiberBundleConfig:
+    return FiberBundleConfig(vocabulary, dim=64, depth=2, heads=4, rank=4, max_length=128, planes=1)
+
 
 def characters() -> tuple[torch.Tensor, torch.Tensor, int]:
     """The text as numbers, its last tenth held out, and how many characters there are."""
@@ -145,8 +152,8 @@ def off_frame(model: FiberBundleLM) -> float:
 def main(quick: bool = False, seconds: float = 120.0) -> dict[str, float]:
     ids, held_out, vocabulary = characters()
     entropy = unigram_entropy(torch.cat((ids, held_out)))
-    config = FiberBundleConfig(vocabulary, dim=64, depth=2, heads=4, rank=4, max_length=128, planes=1)
-    sizes = {"steps": 6, "length": 32, "batch": 4} if quick else {"steps": 600, "length": 128, "batch": 16}
+    config = configuration(vocabulary)
+    sizes = {"steps": 6, "length": 32, "batch": 4} if quick else SIZES
     print(f"{len(ids)} characters of {vocabulary} kinds, {len(held_out)} held out; unigram entropy {entropy:.3f} nats")
     makers = {
         "fiber bundle, RiemannianAdam": lambda: bundle(config, True),
