@@ -33,6 +33,8 @@ from horosphere.manifolds.chord import resolve
 # Weights of queries to slots above which the backward pass works them again: 2^22 float32 are 16 MiB, of which training
 # would hold about eight times as much.
 KEPT_WEIGHTS = 2**22
+# Weights worked together: 2^18 float32 are 1 MiB.
+GROUP_WEIGHTS = 2**18
 
 
 class SummaryState(NamedTuple):
@@ -134,17 +136,25 @@ def summary_step(
     mask = checked_key_mask(key_mask, key)
     dtype = value.dtype
     query, key, value = (t.to(_numerics.fast_dtype(t.dtype)) for t in (query, key, value))
-    n, at, outs = key.shape[-2], 0, []
+    slots, n, at = state.counts.shape[-1], key.shape[-2], 0
     # the transforms of torch.func do not go through checkpoint's hooks
     again = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-    again = again and query.shape[:-1].numel() * (state.counts.shape[-1] + chunk) > KEPT_WEIGHTS
+    again = again and query.shape[:-1].numel() * (slots + chunk) > KEPT_WEIGHTS
+    together = max(1, GROUP_WEIGHTS // max(1, query.shape[:-2].numel() * chunk * max(slots, chunk)))
+    outs, waiting = [], []
     while at < n:
         rows = slice(at, at + min(n - at, chunk - state.seen % chunk))
-        some = (t[..., rows, :] for t in (query, key, value))
         here = None if mask is None else mask[..., rows]
-        out, state = _piece(state, *some, here, manifold, chunk, eps, power, again)
-        outs.append(out)
+        reading, state = _follow(
+            state, query[..., rows, :], key[..., rows, :], value[..., rows, :], here, manifold, chunk
+        )
+        if waiting and (len(waiting) == together or not reading.goes_with(waiting[0])):
+            outs += _read_all(waiting, manifold, eps, power, again)
+            waiting = []
+        waiting.append(reading)
         at = rows.stop
+    if waiting:
+        outs += _read_all(waiting, manifold, eps, power, again)
     out = torch.cat(outs, -2) if outs else value
     return out.to(dtype), state
 
@@ -223,7 +233,21 @@ def _check_slots(slots: int) -> None:
         raise ValueError(f"slots must be at least 1, got {slots}")
 
 
-def _piece(
+class _Reading(NamedTuple):
+    """What the queries of one piece, which does not cross a border, read."""
+
+    query: Tensor  # (..., L, D)
+    centroids: Tensor  # (..., C, D)
+    filled: Tensor | None  # (..., 1, C) bool, None where every slot is
+    by: Tensor  # (..., L, C), 1 where the slot took the key
+    rows: Tensor  # (..., L, Dv + 1), [v, 1]
+    held: Tensor  # (..., C, Dv + 1), sums of the slots at the start of the piece
+
+    def goes_with(self, other: _Reading) -> bool:
+        return self.query.shape == other.query.shape and (self.filled is None) == (other.filled is None)
+
+
+def _follow(
     state: SummaryState,
     query: Tensor,
     key: Tensor,
@@ -231,18 +255,14 @@ def _piece(
     mask: Tensor | None,
     manifold: geoopt.Manifold,
     chunk: int,
-    eps: float | Tensor,
-    power: float | Tensor,
-    again: bool,
-) -> tuple[Tensor, SummaryState]:
-    """The tokens up to the next border of the centroids."""
+) -> tuple[_Reading, SummaryState]:
+    """The slots through the tokens up to the next border of the centroids, or fewer."""
     centroids, filled, by = _assign(state, key, mask, manifold)
     if mask is not None:  # a masked value may be anything, also no number
         value = torch.where(mask.unsqueeze(-1), value, 0.0)
     rows = with_ones(value)
     held = torch.cat((state.values, state.counts.unsqueeze(-1)), -1)
-    given = (query, centroids, filled, by, rows, held, manifold, eps, power)
-    out = checkpoint(_read, *given, use_reentrant=False) if again else _read(*given)
+    reading = _Reading(query, centroids, filled, by, rows, held)
     held = held + by.mT @ rows
     counts = held[..., -1].detach()
     pull = state.pull + _logs(centroids, by, key, mask, manifold)
@@ -250,7 +270,17 @@ def _piece(
     if seen % chunk == 0:
         centroids = move_centroids(centroids, pull, counts, manifold).to(centroids.dtype)
         pull = torch.zeros_like(pull)
-    return out, SummaryState(centroids, counts, held[..., :-1], pull, seen)
+    return reading, SummaryState(centroids, counts, held[..., :-1], pull, seen)
+
+
+def _read_all(
+    readings: list[_Reading], manifold: geoopt.Manifold, eps: float | Tensor, power: float | Tensor, again: bool
+) -> list[Tensor]:
+    """The outputs (..., L, Dv) of pieces of one shape, worked together: small operations are mostly overhead."""
+    stacked = [None if field[0] is None else torch.stack(field) for field in zip(*readings, strict=True)]
+    given = (*stacked, manifold, eps, power)
+    out = checkpoint(_read, *given, use_reentrant=False) if again else _read(*given)
+    return list(out.unbind(0))
 
 
 def _assign(
