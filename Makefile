@@ -19,6 +19,8 @@ test: $(READY) lint
 
 evidence: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quality.py $(GRAPHS:%=--graphs %)
+	$(BIN)/python benchmarks/fiber_bundle.py
+	$(BIN)/python benchmarks/georesolver.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

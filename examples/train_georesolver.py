@@ -64,9 +64,11 @@ def text() -> tuple[torch.Tensor, torch.Tensor, float]:
     return train, held_out, entropy
 
 
-def make_model(pattern: str, quick: bool) -> nn.Module:
+def make_model(pattern: str, quick: bool, memory: int | None = None) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"dim": 32, "memory_capacity": 64, "memory_dim": 8} if quick else {"dim": 128, "memory_capacity": 512}
+    if memory is not None:
+        sizes["memory_capacity"] = memory
     config = GeoResolverConfig(
         vocab_size=256, depth=2, heads=4, pattern="dense" if pattern == "softmax" else pattern, **sizes
     )
@@ -162,7 +164,7 @@ def report(model: nn.Module, held_out: torch.Tensor, entropy: float, rows: int, 
         return found
     found["cut"] = held_out_loss(model, held_out, rows, use_memory=False).loss.item()
     found["gate"] = [round(g, 3) for g in whole.gate.tolist()]
-    found["prototypes"] = [len(block.memory.pool) for block in model.blocks]
+    found["prototypes"] = [len(block.memory.pool) for block in model.blocks if block.memory is not None]
     found["kappa"] = [[round(k, 3) for k in block.gate.ball.kappa.tolist()] for block in model.blocks]
     print(f"with the memory cut: {found['cut']:.3f}; mean gate (1: attention alone) {found['gate']}")
     print(f"prototypes {found['prototypes']}, curvature of the heads {found['kappa']}")
@@ -193,6 +195,7 @@ def main(arguments: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model for a few seconds")
     parser.add_argument("--pattern", default="dense", choices=["dense", "fixed", "landmark", "summary", "softmax"])
+    parser.add_argument("--memory", type=int, help="prototypes a block, 0 for none")
     parser.add_argument("--steps", type=int, help="training steps in all; 400, or 20 with --quick")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop training after so long")
     parser.add_argument("--checkpoint", type=Path, help="file to write now and then, and to go on from")
@@ -201,7 +204,7 @@ def main(arguments: list[str] | None = None) -> dict:
     parser.add_argument("--report", type=Path, help="write the figures here as JSON")
     given = parser.parse_args(arguments)
     data, held_out, entropy = text()
-    model = make_model(given.pattern, given.quick)
+    model = make_model(given.pattern, given.quick, given.memory)
     steps = given.steps or (20 if given.quick else 400)
     done = train(model, data, steps, given.seconds, given.checkpoint, given.every)
     found = report(model, held_out, entropy, 4 if given.quick else 64, done)
