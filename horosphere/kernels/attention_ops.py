@@ -65,9 +65,10 @@ def attention(
     if bias is not None and bias.dim() < 2:
         bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
     inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
-    if _chosen(impl, xs, ys, value) == "reference":
+    chosen = _chosen(impl, xs, ys, value)
+    if chosen == "reference":
         return reference_attention(xs, ys, *inputs)
-    return torch.ops.horosphere.attention(*pack(xs, ys), *inputs, _chosen(impl, xs, ys, value))
+    return torch.ops.horosphere.attention(*pack(xs, ys), *inputs, chosen)
 
 
 def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
@@ -111,9 +112,12 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
     parts = unpack(tensors, time_dims, weighted)
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
-        scores = ChordScores(parts, batch, dtype, resolve=resolve)
-        eps, power = kappa_entries(eps, batch), kappa_entries(power, batch)
-        return blocked_attention(scores, value, eps, power, bias, causal, weight, dropout_p, seed)
+        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
+        if impl == "triton":
+            from horosphere.kernels.triton.attention import attention as triton_attention
+
+            return triton_attention(parts, batch, dtype, *inputs, resolve)
+        return blocked_attention(ChordScores(parts, batch, dtype, resolve=resolve), *inputs)
 
 
 @torch.library.register_fake("horosphere::attention")
@@ -133,15 +137,22 @@ def _(
     parts = unpack(tensors, time_dims, weighted)
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
-        scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
-        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
-        dvalue, *drates, dbias = blocked_attention_backward(
-            scores, value, *rates, bias, causal, weight, dropout_p, seed, out, lse, dout, dlse, tuple(wanted)
-        )
+        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
+        results = out, lse, dout, dlse, tuple(wanted)
+        if impl == "triton":
+            from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
+
+            points, dvalue, *drates, dbias = triton_attention_backward(
+                parts, batch, dtype, *inputs, resolve, *results, curvature
+            )
+        else:
+            scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
+            dvalue, *drates, dbias = blocked_attention_backward(scores, *inputs, *results)
+            points = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )
-    return scores.gradients(), dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
+    return points, dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
 
 
 @torch.library.register_fake("horosphere::attention_backward")

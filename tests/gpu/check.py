@@ -1,10 +1,10 @@
-"""The cases of the distance kernels and a short benchmark on a GPU; says so and does nothing where there is none.
+"""The cases of the distance and attention kernels and a short benchmark on a GPU; says so where there is none.
 
     python tests/gpu/check.py [--out FILE]
 
-Runs the Triton form of every case of tests/kernels/cases.py, forward and every gradient, against the reference in
-float64; the blocked form on the device; cdist and knn as a user calls them; then times the distance matrix beside the
-bare matrix product.
+Runs the Triton form of every case of tests/kernels/cases.py and attention_cases.py, forward and every gradient, against
+the reference in float64; the blocked form on the device; cdist and knn as a user calls them; then times the distance
+matrix beside the bare matrix product and attention beside torch's own.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the cases fill to
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import horosphere as hs
-from tests.kernels import cases
+from tests.kernels import attention_cases, cases
 
 ROUNDS = 20
 
@@ -75,6 +76,20 @@ def benchmark() -> list[str]:
             milliseconds(lambda a=leaf, g=upper: torch.autograd.grad(hs.cdist(a, a, ball), a, g)),
         ]
         lines.append(f"{n:6d} {d:4d}  " + "  ".join(f"{t:.3f} ({t / times[0]:.1f})" for t in times))
+    lines.append(
+        f"{'n':>6s} attention, 8 heads of 64: torch's  flat  ball, forward; torch's  flat  ball, with gradient"
+    )
+    for n in (1024, 4096):
+        q, k, v = (torch.randn(8, n, 64, device="cuda", requires_grad=True) for _ in range(3))
+        points = [(ball.expmap0(t.detach() * 0.1)).requires_grad_() for t in (q, k)]
+        calls = [
+            lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v),
+            lambda q=q, k=k, v=v: hs.attention.geodesic_attention(q, k, v, hs.Euclidean()),
+            lambda p=points, v=v: hs.attention.geodesic_attention(*p, v, ball),
+        ]
+        times = [milliseconds(call) for call in calls]
+        times += [milliseconds(lambda call=call, v=v: torch.autograd.grad(call().sum(), v)) for call in calls]
+        lines.append(f"{n:6d}  " + "  ".join(f"{t:.3f} ({t / times[3 * (i > 2)]:.1f})" for i, t in enumerate(times)))
     return lines
 
 
@@ -92,9 +107,10 @@ def main() -> int:
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"]
     failed = 0
     checks = [
-        (f"{impl} {c.name}", lambda c=c, i=impl: cases.check(c, i, "cuda"))
+        (f"{impl} {of.__name__} {c.name}", lambda c=c, i=impl, of=of: of.check(c, i, "cuda"))
         for impl in ("triton", "blocked")
-        for c in cases.CASES
+        for of in (cases, attention_cases)
+        for c in of.CASES
     ]
     for name, check in [*checks, ("cdist and knn as a user calls them", as_a_user)]:
         try:

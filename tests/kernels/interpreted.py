@@ -1,4 +1,4 @@
-"""The cases of the distance kernel under Triton's interpreter; run by test_triton.py in a process of its own."""
+"""The cases of all kernels under Triton's interpreter; run by test_triton.py in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import pytest
 import torch
 
 import horosphere as hs
-from tests.kernels import cases
+from tests.kernels import attention_cases, cases
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
 def test_triton_is_the_reference(case):
     cases.check(case, "triton")
+
+
+@pytest.mark.parametrize("case", attention_cases.CASES, ids=lambda c: c.name)
+def test_triton_attention_is_the_reference(case):
+    attention_cases.check(case, "triton")
 
 
 def test_cdist_by_triton():

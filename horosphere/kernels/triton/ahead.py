@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from horosphere.kernels.triton import sqdist_kernels
+from horosphere.kernels.triton import attention, attention_backward_kernels, attention_kernels, sqdist_kernels
 from horosphere.kernels.triton.sqdist import options_for
 
 TARGETS = {
@@ -23,7 +23,13 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 TYPES = {torch.float32: "fp32", torch.float64: "fp64"}
-COUNTS = ("n", "m", "K", "row_stride", "column_stride")
+# What is not a pointer to the kernel's floating point numbers.
+ARGUMENTS = {
+    **dict.fromkeys(("n", "m", "K", "row_stride", "column_stride"), "i32"),
+    **dict.fromkeys(("length", "others", "width", "i_stride", "j_stride", "causal", "threshold"), "i32"),
+    "place": "*i64",
+    "keys": "*i32",
+}
 
 
 class Variant(NamedTuple):
@@ -59,13 +65,67 @@ def variants() -> Iterator[Variant]:
             yield Variant(name, sqdist_kernels.backward, dtype, constants, settings)
 
 
+def attention_variants() -> Iterator[Variant]:
+    """Attention of 64 features and values: every sign of curvature, weight and kind of mask, and a product."""
+    spaces = {
+        "-1": ((64,), (-1,), (0,)),
+        "+0": ((64,), (0,), (0,)),
+        "+1": ((64,), (1,), (0,)),
+        "time": ((65,), (-1,), (1,)),
+    }
+    product = {"product": ((32, 16), (-1, 1), (0, 0))}
+    for dtype, (space, (features, signs, times)) in itertools.product(TYPES, {**spaces, **product}.items()):
+        for weight, bias, causal, dropout in ((0, 0, False, False), (1, 1, True, True), (2, 2, True, False)):
+            if space != "-1" and (weight or (dtype == torch.float64 and space != "product")):
+                continue
+            if weight and dtype == torch.float64:
+                continue
+            shapes = {
+                "PARTS": len(features),
+                "ALL": sum(features),
+                "FEATURES": features,
+                "SIGNS": signs,
+                "TIMES": times,
+            }
+            shapes |= {"WEIGHT": weight, "BIAS": bias, "CAUSAL": causal, "DROPOUT": dropout, "RESOLVE": True}
+            name = f"{space} {('inverse', 'softmax', 'gaussian')[weight]} {TYPES[dtype]}"
+            for swapped in (False, True):
+                options = attention.options_for(dtype, "cuda")
+                settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+                own = {"V": attention.columns_of(64, dtype), "SWAPPED": swapped}
+                which = "keys" if swapped else "queries"
+                yield Variant(
+                    f"attention {which} {name}",
+                    attention_kernels.average,
+                    dtype,
+                    {**shapes, **options, **own},
+                    settings,
+                )
+                own = {"F": attention.columns_of(features[-1], dtype), "SWAPPED": swapped, "PART": len(features) - 1}
+                own |= {"BEFORE": sum(features[:-1]), "CURVATURE": not swapped, "RATES": not swapped}
+                own |= {"BIAS_GRADIENT": bias == 1 and not swapped}
+                yield Variant(
+                    f"gradient of {which} {name}",
+                    attention_backward_kernels.points,
+                    dtype,
+                    {**shapes, **options, **own},
+                    settings,
+                )
+
+
 def build(variant: Variant, target: str) -> Usage:
     """Compile one variant for ``target``, a key of TARGETS."""
+    floats = f"*{TYPES[variant.dtype]}"
     signature = {
-        name: "constexpr" if name in variant.constants else "i32" if name in COUNTS else f"*{TYPES[variant.dtype]}"
+        name: "constexpr" if name in variant.constants else ARGUMENTS.get(name, floats)
         for name in variant.kernel.arg_names
     }
-    source = ASTSource(variant.kernel, signature, constexprs=dict(variant.constants))
+    if variant.constants.get("BIAS") == 2:
+        signature["bias"] = "*u8"
+    constants = dict(variant.constants)
+    if "PRECISION" in constants and TARGETS[target].backend == "hip":
+        constants["PRECISION"] = "ieee"
+    source = ASTSource(variant.kernel, signature, constexprs=constants)
     compiled = triton.compile(source, target=TARGETS[target], options=variant.settings)
     if "cubin" in compiled.asm:
         return _of_cubin(compiled.asm["cubin"], compiled.metadata.shared)

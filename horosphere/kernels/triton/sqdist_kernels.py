@@ -12,7 +12,7 @@ from horosphere.kernels.triton.arcs import curvature_slope, phi, slope
 
 
 @triton.jit
-def _product(a, b, rows, columns, n, m, K, R: tl.constexpr, C: tl.constexpr):
+def product(a, b, rows, columns, n, m, K, R: tl.constexpr, C: tl.constexpr):
     """<a_i, b_j> of a tile, (R, C), feature by feature: tl.dot in full float32 spills hundreds of registers."""
     t = tl.zeros((R, C), a.dtype.element_ty)
     for _ in range(0, K):  # pointers move on: an index times n could leave 32 bits
@@ -54,7 +54,7 @@ def forward(
     b += entry * K * m
     rows = pid // across % down * R + tl.arange(0, R)
     columns = pid % across * C + tl.arange(0, C)
-    t = _product(a, b, rows, columns, n, m, K, R, C)
+    t = product(a, b, rows, columns, n, m, K, R, C)
     w = tl.zeros((C,), t.dtype) + 1
     if WEIGHTED:
         w = tl.load(wy + entry * m + columns, mask=columns < m, other=1.0)
@@ -123,7 +123,7 @@ def backward(
     total = tl.zeros((R,), a.dtype.element_ty)
     for start in range(0, m, C):
         columns = start + tl.arange(0, C)
-        t = _product(a, b, rows, columns, n, m, K, R, C)
+        t = product(a, b, rows, columns, n, m, K, R, C)
         inside = (rows[:, None] < n) & (columns[None, :] < m)
         at = rows[:, None].to(tl.int64) * row_stride + columns[None, :].to(tl.int64) * column_stride
         upper = tl.load(grad + at, mask=inside, other=0.0)
