@@ -20,11 +20,11 @@ def metric_sqdist(f: Fibres, *, resolve: bool, impl: str) -> Tensor:
         f: points and metrics.
         resolve: work in float64 and pairs that even this does not resolve from differences; else products run in the
             tensors' own type.
-        impl: "reference" or "blocked".
+        impl: "reference", "blocked" or "triton".
     """
     if impl == "reference":
         return reference.sqdist(f, torch.float64 if resolve else f.dtype).to(f.dtype)
-    return torch.ops.horosphere.metric_sqdist(f.tensors(), f.end, resolve)
+    return torch.ops.horosphere.metric_sqdist(f.tensors(), f.end, resolve, impl)
 
 
 def _work(f: Fibres, resolve: bool) -> tuple[torch.dtype, float | None]:
@@ -35,58 +35,67 @@ def _work(f: Fibres, resolve: bool) -> tuple[torch.dtype, float | None]:
 
 torch.library.define(
     "horosphere::metric_sqdist",
-    "(Tensor[] tensors, str end, bool resolve) -> Tensor",
+    "(Tensor[] tensors, str end, bool resolve, str impl) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
 @torch.library.impl("horosphere::metric_sqdist", "default")
-def _(tensors, end, resolve):
+def _(tensors, end, resolve, impl):
     f = fibres_of(tensors, end)
     with without_autocast(f.q.device):
+        if impl == "triton":
+            from horosphere.kernels.triton.metric import sqdist as triton_sqdist
+
+            return triton_sqdist(f, *_work(f, resolve))
         return blocked_sqdist(f, *_work(f, resolve))
 
 
 @torch.library.register_fake("horosphere::metric_sqdist")
-def _(tensors, end, resolve):
+def _(tensors, end, resolve, impl):
     f = fibres_of(tensors, end)
     return f.q.new_empty(*f.batch, f.q.shape[-2], f.k.shape[-2], dtype=f.dtype)
 
 
 torch.library.define(
     "horosphere::metric_sqdist_backward",
-    "(Tensor grad, Tensor[] tensors, str end, bool resolve) -> Tensor[]",
+    "(Tensor grad, Tensor[] tensors, str end, bool resolve, str impl) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
 @torch.library.impl("horosphere::metric_sqdist_backward", "default")
-def _(grad, tensors, end, resolve):
+def _(grad, tensors, end, resolve, impl):
     f = fibres_of(tensors, end)
     with without_autocast(grad.device):
+        if impl == "triton":
+            from horosphere.kernels.triton.metric import sqdist_backward as triton_sqdist_backward
+
+            return triton_sqdist_backward(grad, f, _work(f, resolve)[0])
         return blocked_sqdist_backward(grad, f, _work(f, resolve)[0])
 
 
 @torch.library.register_fake("horosphere::metric_sqdist_backward")
-def _(grad, tensors, end, resolve):
+def _(grad, tensors, end, resolve, impl):
     return [t.new_empty(t.shape) for t in tensors]
 
 
 def _save(ctx, inputs, output):
-    tensors, ctx.end, ctx.resolve = inputs
+    tensors, ctx.end, ctx.resolve, ctx.impl = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx, grad):
     tensors = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return torch.ops.horosphere.metric_sqdist_backward(grad, tensors, ctx.end, ctx.resolve), None, None
+        settings = ctx.end, ctx.resolve, ctx.impl
+        return torch.ops.horosphere.metric_sqdist_backward(grad, tensors, *settings), None, None, None
     # a second derivative is wanted: that of the plain form. A tensor may be there twice, each place its own alias
     places = [t.view_as(t) for t in tensors]
     out = metric_sqdist(fibres_of(places, ctx.end), resolve=ctx.resolve, impl="reference")
     wanted = [p for p in places if p.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if p.requires_grad else None for p in places], None, None
+    return [next(found) if p.requires_grad else None for p in places], None, None, None
 
 
 torch.library.register_autograd("horosphere::metric_sqdist", _backward, setup_context=_save)

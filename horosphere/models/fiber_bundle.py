@@ -321,18 +321,18 @@ class FiberBundleLM(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, ids: Tensor, count: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
+        self, ids: Tensor, new_tokens: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """ids (B, N) continued by ``count`` sampled tokens, with a cache; temperature 0 takes the likeliest."""
+        """ids (B, N) continued by ``new_tokens`` sampled ones, with a cache; temperature 0 takes the likeliest."""
         out = self(ids, use_cache=True)
-        for step in range(count):
+        for step in range(new_tokens):
             logits = out.logits[:, -1]
             if temperature == 0:
                 new = logits.argmax(-1, keepdim=True)
             else:
                 new = torch.multinomial(torch.softmax(logits.double() / temperature, -1), 1, generator=generator)
             ids = torch.cat((ids, new), 1)
-            if step + 1 < count:
+            if step + 1 < new_tokens:
                 out = self(new, cache=out.cache)
         return ids
 

@@ -117,9 +117,10 @@ class MetricTiles:
             z.addcmul_(t, t)
         if self.tolerance is None or not z.numel() or float(z.amin()) >= self._largest:
             return Tile(z, None, None)
-        return self._reworked(z, e, i, j, eps)
+        return self.rework_(z, e, i, j, eps)
 
-    def _reworked(self, z: Tensor, e: slice, i: slice, j: slice, eps: Tensor | None) -> Tile:
+    def rework_(self, z: Tensor, e: slice, i: slice, j: slice, eps: Tensor | None) -> Tile:
+        """z with its unresolved pairs made again, in place."""
         nq, nk = self._norms[0][e, i, None], self._norms[1][e, None, j]
         limit = (nq + nk) * (self._limits[0][e, i, None] + self._limits[1][e, None, j])
         near = (~(z >= limit)).nonzero()
@@ -226,6 +227,14 @@ class MetricTiles:
                 if into is not None:
                     into.index_put_((entry, place), next(found), accumulate=True)
         g[tuple(near.T)] = 0.0
+
+    def take_gradients(self, keys: bool, features: Tensor, side: Side | None, points: Tensor) -> None:
+        """Gradients that others have summed: of one side's a or b, columns and scales, and x or y."""
+        if keys:
+            self._db, self._dy = features, points
+        else:
+            self._da, self._dx = features, points
+        self._sides[keys] = side
 
     def gradients(self, scale: Tensor | None = None) -> list[Tensor]:
         """dL/d of every tensor of the fibres, in their shapes and types; ``scale`` (B,) multiplies all."""
