@@ -48,8 +48,7 @@ class ChordFeatures:
             self.a[..., f] = c * (2 / kappa).to(work)[:, None]
             self.a[..., f + 1] = 0
         else:
-            self.ends = self.nx * self.scaled
-            self.a[..., f] = self.ends
+            torch.mul(self.nx, self.scaled, out=self.a[..., f])
             self.a[..., f + 1] = self.scaled
         if self.wy is None:
             self.b[..., :f], self.b[..., f], self.b[..., f + 1] = y, 1.0, self.ny

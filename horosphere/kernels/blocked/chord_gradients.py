@@ -54,54 +54,50 @@ class Side:
 
 
 class Block:
-    """Sums of a block of rows of entries s: in place for one entry, else in memory of their own until ``store``."""
+    """Sums of a block of rows of entries s.
+
+    Those of one entry without weights are in place; others have memory of their own until ``store``, where products run
+    over all entries at once, and with weights over the last two columns too.
+    """
 
     def __init__(self, side: Side, s: slice, at: slice):
         self.side, self.s, self.at = side, s, at
-        self.alone = s.stop - s.start == 1
         target = side.main[s, at]
-        self.main = target if self.alone else torch.zeros(target.shape, dtype=target.dtype, device=target.device)
+        e, r, f = target.shape
+        self.weighted, self.alone = side.second is not None, e == 1 and side.second is None
+        self.main = target if self.alone else target.new_zeros(e, r, f + 2 * self.weighted)
         self.into = one(self.main)
         self.first = side.first[s, at]
-        self.second = None if side.second is None else side.second[s, at]
         self.exact: Tensor | None = None
 
-    def add(self, g: Tensor, main: Tensor, first: Tensor | None, second: Tensor | None) -> None:
-        """g (E, R, C) times main (C, F) or (E, C, F) and the last columns (E or 1, C), None for constants."""
-        add_product(self.into, one(g), main)
-        if first is None:
+    def add(self, g: Tensor, features: Tensor) -> None:
+        """g (E, R, C) times features, of which all or, without weights, all but two columns are given."""
+        add_product(self.into, one(g), features)
+        if not self.weighted:
             self.first += g.sum(-1)
-        else:
-            self.first += _times(g, first)
-            self.second += _times(g, second)
 
     def in_float64(self) -> Tensor:
         """Sums (E, R, F + 2) beside the others, in float64."""
         if self.exact is None:
-            e, r, f = self.main.shape
+            e, r, f = self.side.main[self.s, self.at].shape
             self.exact = self.main.new_zeros(e, r, f + 2, dtype=torch.float64)
         return self.exact
 
     def store(self) -> None:
-        if not self.alone:
+        if self.weighted:
+            self.side.main[self.s, self.at] = self.main[..., :-2]
+            self.side.first[self.s, self.at] = self.main[..., -2]
+            self.side.second[self.s, self.at] = self.main[..., -1]
+        elif not self.alone:
             self.side.main[self.s, self.at] = self.main
 
     def taken(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The sums in float64; they are 0 afterwards."""
-        sums = tuple(None if t is None else t.to(torch.float64) for t in (self.main, self.first, self.second))
-        for t in (self.main, self.first, self.second):
-            if t is not None:
-                t.zero_()
-        return sums
-
-
-def _times(g: Tensor, column: Tensor) -> Tensor:
-    """g (E, R, C) column (E or 1, C) -> (E, R)."""
-    if g.shape[0] == 1:
-        return torch.mv(g[0], column[0]).unsqueeze(0)
-    if g.shape[0] <= 4:
-        return torch.stack([torch.mv(m, c) for m, c in zip(g, column.expand(g.shape[0], -1), strict=True)])
-    return torch.bmm(g, column.expand(g.shape[0], -1).unsqueeze(-1)).squeeze(-1)
+        wide = self.main.to(torch.float64)
+        first = self.first.to(torch.float64)
+        self.main.zero_()
+        self.first.zero_()
+        return (wide[..., :-2], wide[..., -2], wide[..., -1]) if self.weighted else (wide, first, None)
 
 
 class ChordGradients:
@@ -136,7 +132,7 @@ class ChordGradients:
     def query_apart(self, block: Block) -> None:
         """The gradient of rows with sums in float64."""
         f, s, at = self.features, block.s, block.at
-        main, first, second = (t if t is None else t.to(torch.float64) for t in block.taken())
+        main, first, second = block.taken()
         exact = block.exact
         main, first = exact[..., :-2].add_(main), exact[..., -2] + first
         second = None if second is None else exact[..., -1] + second

@@ -33,8 +33,8 @@ from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Buffers
 from horosphere.kernels.parts import Part
 
-# Numbers of augmented features that are made at a time where a group has fewer: 2 MiB in float32 stay in cache.
-READY = 2**19
+# Numbers of augmented features that are made at a time where a group has fewer: 8 MiB in float32.
+READY = 2**21
 
 
 class ChordScores:

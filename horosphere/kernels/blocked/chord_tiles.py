@@ -51,10 +51,9 @@ class PartTiles:
         self.da: Block | None = None
         self.db: dict[int, Block] = {}
         self.rows, self.columns = Blocks(self.a, self.e), Blocks(self.b, self.e, transposed=True)
-        # what gradients are summed over: without weights b holds the keys themselves, whose rows lie closer
-        whole = features.wy is None and self.part.y.dtype == self.work
-        self.keys = Blocks(_of(self.part.y, s) if whole else self.b[..., :-2], self.e)
-        self.queries = Blocks(self.a[..., :-2], self.e)
+        # what gradients are summed over: without weights the last two columns are constants
+        weighted = features.wy is not None
+        self.keys, self.queries = (Blocks(t if weighted else t[..., :-2], self.e) for t in (self.b, self.a))
 
     def product(self, i: slice, j: slice, buffers: Buffers, k: int) -> Tensor:
         """t (E, R, C) in buffer k, in its range; plus eps where that is inside."""
@@ -126,13 +125,8 @@ class PartTiles:
             self.da.in_float64()[k].index_add_(0, rows, upper @ exact_b)
             db.in_float64()[k].addmm_(upper.mT, exact_a)
             g[k].index_fill_(0, rows, 0.0)
-        f, s = self.features, self.s
-        if f.wy is None:
-            self.da.add(g, self.keys[j], None, None)
-            db.add(g.mT, self.queries[i], None, None)
-        else:
-            self.da.add(g, self.keys[j], f.w[s, j], f.n[s, j])
-            db.add(g.mT, self.queries[i], f.ends[s, i], f.scaled[s, i])
+        self.da.add(g, self.keys[j])
+        db.add(g.mT, self.queries[i])
 
     def rows_done(self, scale: Tensor) -> None:
         self.sums.scale[self.s] = scale
@@ -143,8 +137,3 @@ class PartTiles:
     def finish(self) -> None:
         for block in self.db.values():
             block.store() if block.exact is None else self.sums.key_apart(block)
-
-
-def _of(t: Tensor, s: slice) -> Tensor:
-    """Entries of a slice, of a tensor that has one for all of them perhaps."""
-    return t if t.shape[0] == 1 else t[s]
