@@ -46,19 +46,7 @@ def checked(
     batched_curvature: bool,
 ) -> Arguments:
     """ValueError or TypeError for what does not fit, naming the argument."""
-    query, key = as_points(query, "query"), as_points(key, "key")
-    tensors = {"query": query, "key": key}
-    if value is not None:
-        value = tensors["value"] = as_points(value, "value")
-    for name, t in tensors.items():
-        if t.dim() < 2:
-            raise ValueError(f"{name} must hold a sequence of vectors, shape (..., length, D); got {tuple(t.shape)}")
-        if t.device != query.device:
-            raise ValueError(f"query is on {query.device} and {name} on {t.device}; move them to one device")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"query and key must hold points of one size, got shapes {tuple(query.shape)} and {tuple(key.shape)}"
-        )
+    query, key, value = check_points(query, key, value)
     if value is not None and value.shape[-2] != key.shape[-2]:
         raise ValueError(f"every key needs a value: key has shape {tuple(key.shape)}, value {tuple(value.shape)}")
     if weight not in (*WEIGHTS, "dot"):
@@ -83,6 +71,24 @@ def checked(
         bias = _fitted_mask(bias, heads, batch, n, m, query.device)
     eps, power = (_scalar(s, name, heads, batch) for s, name in ((eps, "eps"), (power, "power")))
     return Arguments(query, key, value, eps, power, bias, causal, heads)
+
+
+def check_points(query: Tensor, key: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The sequences as floating tensors, of points of one size on one device."""
+    query, key = as_points(query, "query"), as_points(key, "key")
+    tensors = {"query": query, "key": key}
+    if value is not None:
+        value = tensors["value"] = as_points(value, "value")
+    for name, t in tensors.items():
+        if t.dim() < 2:
+            raise ValueError(f"{name} must hold a sequence of vectors, shape (..., length, D); got {tuple(t.shape)}")
+        if t.device != query.device:
+            raise ValueError(f"query is on {query.device} and {name} on {t.device}; move them to one device")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query and key must hold points of one size, got shapes {tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    return query, key, value
 
 
 def _grouped(
@@ -114,14 +120,14 @@ def _batch(tensors: dict[str, Tensor]) -> torch.Size:
 def _mask(attn_mask, is_causal: bool, n: int, m: int) -> tuple[Tensor | None, int | None]:
     if attn_mask is None:
         return None, 0 if is_causal else None
-    if is_causal:
-        raise ValueError("give attn_mask or is_causal=True, not both; a mask of your own can be made causal by .tril()")
     if type(attn_mask).__name__ == "CausalBias":
+        if is_causal:
+            raise ValueError("attn_mask is a causal mask already: leave out is_causal=True")
         return None, _causal_offset(attn_mask, n, m)
     if not isinstance(attn_mask, Tensor) or not (attn_mask.dtype == torch.bool or attn_mask.dtype.is_floating_point):
         kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
         raise TypeError(f"attn_mask must be a bool tensor (True takes part) or a floating one, added; got {kind}")
-    return attn_mask, None
+    return attn_mask, 0 if is_causal else None
 
 
 def _causal_offset(mask, n: int, m: int) -> int:

@@ -230,12 +230,18 @@ class DenseCache(CacheTokens):
         """Append, then attend with the causal mask aligned lower right: see :class:`AttentionCache`."""
         self.check(query, key, value, key_mask, owner)
         keys, values, held_mask = self.append(key, value, key_mask, owner=owner)
+        n, m = query.shape[2], keys.shape[2]
+        if n == m and held_mask is not None:  # nothing was held: lower right is upper left, and needs no matrix
+            allowed, is_causal = held_mask[:, None, None], True
+        else:
+            allowed, is_causal = lower_right(n, m, held_mask, query.device), False
         return geodesic_attention(
             query,
             keys,
             values,
             manifold,
-            attn_mask=lower_right(query.shape[2], keys.shape[2], held_mask, query.device),
+            attn_mask=allowed,
+            is_causal=is_causal,
             enable_gqa=enable_gqa,
             eps=eps,
             power=power,

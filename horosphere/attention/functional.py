@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from horosphere import _numerics
 from horosphere.attention import aggregate
 from horosphere.attention.arguments import Arguments, checked
+from horosphere.attention.masks import with_causal
 from horosphere.kernels import attention_ops, dispatch
 from horosphere.kernels.dropout import keep_mask
 from horosphere.kernels.ops import without_autocast
@@ -55,7 +56,8 @@ def geodesic_attention(
             part gives 0, and passes no gradient on.
         dropout_p: probability with which a normalised weight is dropped; the others are divided by ``1 - dropout_p``.
             Applied whenever it is > 0, as in torch: pass 0 in evaluation.
-        is_causal: query i sees the keys j <= i (top left, as in torch; lower right: see attn_mask).
+        is_causal: query i sees the keys j <= i (top left, as in torch; lower right: see attn_mask), of those that
+            attn_mask leaves; torch takes only one of the two.
         enable_gqa: key and value have fewer heads, each shared by the same number of consecutive query heads.
         eps: > 0, in units of squared distance: a number or a tensor of shape () or (H,), which may be learned (tensors
             are not checked). Keys nearer than sqrt(eps) weigh alike. Not used by the other weights.
@@ -102,6 +104,8 @@ def geodesic_attention(
     if weight == "dot":
         if value_manifold is not None or return_lse:
             raise ValueError('weight="dot" is torch\'s operator: it has no value_manifold and returns no lse')
+        if is_causal and attn_mask is not None:
+            attn_mask, is_causal = with_causal(attn_mask, query.shape[-2], key.shape[-2], query.device), False
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa
         )

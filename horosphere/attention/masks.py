@@ -48,7 +48,7 @@ def blocked_to_allowed(
 
 
 def with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> Tensor:
-    """A mask (True = takes part, or additive) that also blocks key j for query i where j > i; None as for no mask."""
+    """A mask (True = takes part, or additive) that also blocks key j for query i where j > i."""
     if mask is None:
         return torch.ones(n, m, dtype=torch.bool, device=device).tril()
     if mask.dtype == torch.bool:

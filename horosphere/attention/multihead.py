@@ -357,8 +357,6 @@ class GeodesicAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """(B, H, N, n), of all keys."""
-        if is_causal and mask is not None:
-            mask, is_causal = with_causal(mask, q.shape[-2], k.shape[-2], q.device), False
         return geodesic_attention(
             q,
             k,
@@ -372,12 +370,12 @@ class GeodesicAttention(nn.Module):
         )
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        if is_causal:
-            mask = with_causal(mask, q.shape[-2], k.shape[-2], q.device)
         if self.weight == "dot":
+            mask = with_causal(mask, q.shape[-2], k.shape[-2], q.device) if is_causal else mask
             return dot_weights(q, self._for_every_head(k), mask)
         grouped = q.shape[1] != k.shape[1]
-        return attention_weights(q, k, self.manifold, attn_mask=mask, enable_gqa=grouped, **self._rule())
+        options = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": grouped}
+        return attention_weights(q, k, self.manifold, **options, **self._rule())
 
     def _through(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
         """(B, H, N, n) by the layer's pattern."""

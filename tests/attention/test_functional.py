@@ -213,7 +213,7 @@ def test_a_manifold_with_dist_alone_is_served_in_row_blocks(rows, monkeypatch):
         ({"power": torch.ones(2, dtype=torch.int64)}, TypeError, "power must be a number or a floating"),
         ({"attn_mask": torch.ones(5, 7)}, ValueError, r"attn_mask of shape \(5, 7\) does not broadcast to \(2, 5, 6\)"),
         ({"attn_mask": torch.ones(5, 6, dtype=torch.int64)}, TypeError, "attn_mask must be a bool tensor"),
-        ({"attn_mask": torch.ones(5, 6), "is_causal": True}, ValueError, "not both"),
+        ({"attn_mask": causal_upper_left(5, 6), "is_causal": True}, ValueError, "leave out is_causal"),
         ({"attn_mask": causal_upper_left(5, 5)}, ValueError, "causal for 5 queries and 5 keys"),
         ({"enable_gqa": True, "key": torch.ones(6, 3)}, ValueError, "enable_gqa needs a head dimension"),
         ({"enable_gqa": True, "key": torch.ones(3, 6, 3)}, ValueError, "multiple of the key and value heads"),
@@ -225,6 +225,25 @@ def test_bad_arguments_are_refused_by_name(change, error, match):
     arguments |= {"manifold": hs.Euclidean()} | change
     with pytest.raises(error, match=match):
         geodesic_attention(**arguments)
+
+
+@pytest.mark.parametrize("weight", ["inverse", "dot"])
+def test_causal_on_top_of_a_mask(weight):
+    """A mask of the keys alone need not be made a matrix to be causal as well."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 70, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    padding = torch.arange(70) < torch.tensor([[70], [41]])[:, :, None, None]
+    bias = torch.randn(70, 70, generator=generator, dtype=torch.float64)
+    for mask, both in (
+        (padding, padding.expand(2, 1, 70, 70).tril()),
+        (bias, bias + torch.full_like(bias, -torch.inf).triu(1)),
+    ):
+        found = geodesic_attention(q, k, v, hs.Euclidean(), attn_mask=mask, is_causal=True, weight=weight)
+        right = geodesic_attention(q, k, v, hs.Euclidean(), attn_mask=both, weight=weight)
+        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+        if weight == "inverse":
+            weights = attention_weights(q, k, hs.Euclidean(), attn_mask=mask, is_causal=True)
+            torch.testing.assert_close(weights @ v, right, rtol=1e-10, atol=1e-10)
 
 
 def test_merge_refuses_shards_that_do_not_fit():
