@@ -11,12 +11,15 @@ would see other keys than the parallel form.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
 from horosphere.attention.inverse import (
+    ARC_SLOPE,
     by_head,
     checked_key_mask,
     checked_tokens,
@@ -26,15 +29,17 @@ from horosphere.attention.inverse import (
 from horosphere.kernels import pattern as sums
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.pattern import Pattern, keys_of
-from horosphere.kernels.product_form import arc2, augmented, sizes
+from horosphere.kernels.product_form import arc2, left, right, size
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
 from horosphere.manifolds.pairwise import pairs_of_rows
 
-# Pairs of a block of rows; the backward pass works blocks again where there are several. 2^20 float32 are 4 MiB, of
-# which about ten are alive.
-BLOCK_PAIRS = 2**20
+# Pairs of a block of rows; the backward pass works blocks again where there are several. 2^19 float32 are 2 MiB, of
+# which some are alive.
+BLOCK_PAIRS = 2**19
+# Blocks there are at most where gradients are wanted: those of keys and values are summed over the blocks, whole.
+LARGEST_BLOCKS = 8
 # Pairs below which every key is gathered: decoding, where the sums over a pattern would be all overhead.
 FEW_PAIRS = 2**14
 # Numbers of gathered keys worked together in float64.
@@ -154,24 +159,41 @@ def _fitting(
     return pattern_of(n_max, window=window, global_keys=global_keys, is_causal=is_causal)
 
 
+class _Keys(NamedTuple):
+    """What the blocks of rows share: the keys' chord parts, their features (B, M, F) and sizes (..., M, 2)."""
+
+    chords: tuple
+    right: list[Tensor]
+    size: list[Tensor]
+
+
 def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -> Tensor:
     n, batch = query.shape[-2], query.shape[:-2].numel()
     transforms = torch._C._are_functorch_transforms_active()
     plain = transforms or torch.compiler.is_compiling() or batch * n * pattern.columns < FEW_PAIRS
     parts = None if plain else chords(manifold, key)
-    gathered = parts is None
-    one, limit = (key.shape[-1], BLOCK_NUMBERS) if gathered else (1, BLOCK_PAIRS)
-    rows = n if torch.compiler.is_compiling() else max(1, limit // (batch * pattern.columns * one))
-    again = torch.is_grad_enabled() and not transforms and rows < n
-    work = _gathered if gathered else _summed
+    again = torch.is_grad_enabled() and not transforms
+    if parts is None:
+        work, numbers, limit, given = _gathered, key.shape[-1], BLOCK_NUMBERS, (key, value)
+    else:
+        with torch.no_grad():
+            sizes = [size(part, -1) for part in parts]
+        keys = _Keys(parts, [right(part).flatten(0, -3) for part in parts], sizes)
+        work, numbers, limit, given = _summed, 1, BLOCK_PAIRS, (keys, value)
+    rows = max(1, limit // (batch * pattern.columns * numbers))
+    if torch.compiler.is_compiling():
+        rows = n
+    elif again:  # the gradient of every block is as long as the keys
+        rows = max(rows, -(-n // LARGEST_BLOCKS))
+    again = again and rows < n
     outs = []
     for i in range(0, n, rows):
-        given = (query[..., i : i + rows, :], key, value, mask, manifold, parts, pattern, offset + i, eps, power)
-        outs.append(checkpoint(work, *given, use_reentrant=False) if again else work(*given))
+        some = (query[..., i : i + rows, :], *given, mask, manifold, pattern, offset + i, eps, power)
+        outs.append(checkpoint(work, *some, use_reentrant=False) if again else work(*some))
     return torch.cat(outs, -2) if len(outs) > 1 else outs[0]
 
 
-def _gathered(query, key, value, mask, manifold, _, pattern, start, eps, power) -> Tensor:
+def _gathered(query, key, value, mask, manifold, pattern, start, eps, power) -> Tensor:
     """The plain form: every key of a row side by side, exact distances."""
     at, valid = keys_of(pattern, start, query.shape[-2], key.shape[-2], query.device)
     flat = at.flatten()
@@ -184,44 +206,54 @@ def _gathered(query, key, value, mask, manifold, _, pattern, start, eps, power) 
     return safe_divide(out, w.sum(-1, keepdim=True))
 
 
-def _summed(query, key, value, mask, manifold, parts, pattern, start, eps, power) -> Tensor:
+def _summed(query, keys: _Keys, value, mask, manifold, pattern, start, eps, power) -> Tensor:
     """The same through sums over the pattern, distances in product form where it resolves them."""
-    at, valid = keys_of(pattern, start, query.shape[-2], key.shape[-2], query.device)
+    at, valid = keys_of(pattern, start, query.shape[-2], value.shape[-2], query.device)
     batch = query.shape[:-2]
-    xs, keys = chords(manifold, query), key.shape[-2]
-    d2 = _squared_distances(xs, parts, pattern, start, at, keys, by_head(eps, torch.float64))
     if mask is not None:
         valid = valid & mask.index_select(-1, at.flatten()).unflatten(-1, at.shape)
+    d2 = _squared_distances(chords(manifold, query), keys, pattern, start, at, valid, by_head(eps, torch.float64))
     w = row_weights(d2, eps, power, valid)
-    den = w.sum(-1, keepdim=True)
     out = sums.gather(w.flatten(0, -3), value.to(w.dtype).reshape(-1, *value.shape[-2:]), pattern, start)
-    return safe_divide(out.view(*batch, *out.shape[-2:]), den)
+    return safe_divide(out.view(*batch, *out.shape[-2:]), w.sum(-1, keepdim=True))
 
 
-def _squared_distances(xs, ys, pattern: Pattern, start: int, at: Tensor, keys: int, eps: float | Tensor) -> Tensor:
+def _squared_distances(xs, keys: _Keys, pattern: Pattern, start: int, at: Tensor, valid: Tensor, eps) -> Tensor:
     """d^2 (..., N, S) of rows to the keys of the pattern; any number where there is none."""
     batch = xs[0].features.shape[:-2]
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        a, b = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
-        return sums.dots(a, b, pattern, start).view(*batch, *at.shape)
-
-    total = doubt = None
-    for x, y in zip(xs, ys, strict=True):
-        a, b = augmented(x, y)
-        u = product(a, b)
+    total = bound = None
+    for x, b, q in zip(xs, keys.right, keys.size, strict=True):
+        u = sums.dots(left(x).flatten(0, -3), b, pattern, start).view(*batch, *at.shape)
         d2 = arc2(u, kappa_against(x, 2))
-        with torch.no_grad():
-            limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * product(*sizes(x, y))
-            part_doubt = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
         total = d2 if total is None else total + d2
-        doubt = part_doubt if doubt is None else doubt + part_doubt
+        with torch.no_grad():  # the largest error bound of every row
+            theta = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], u.dtype)
+            part = theta * (size(x, 1) * q.amax(-2, keepdim=True)).sum(-1, keepdim=True)
+            bound = part if bound is None else bound + part
     with torch.no_grad():
-        near = (total + eps < doubt).flatten().nonzero().squeeze(-1)
-        row, column = near // at.shape[-1], near % at.shape[-1]
-        picked = row * keys + at[row % at.shape[0], column]
+        least = torch.where(valid, total, torch.inf).amin(-1, keepdim=True)
+        rows = (least + eps < bound).flatten().nonzero().squeeze(-1)
+        if not rows.numel():
+            return total
+        near, picked = _unresolved(xs, keys, total + eps, at, valid, rows)
     if not near.numel():
         return total
-    shape = (*batch, at.shape[0], keys)
-    exact = torch.cat([of_pairs(shape, xs, ys, some) for some in picked.split(PAIRS)])
+    shape = (*batch, at.shape[0], keys.chords[0].features.shape[-2])
+    exact = torch.cat([of_pairs(shape, xs, keys.chords, some) for some in picked.split(PAIRS)])
     return total.flatten().index_put((near,), exact.to(total.dtype)).view(total.shape)
+
+
+def _unresolved(xs, keys: _Keys, shifted: Tensor, at: Tensor, valid: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat indices of the unresolved pairs of some rows, into the columns of the pattern and into all keys."""
+    n, columns = at.shape
+    entry, row = rows // n, rows % n
+    m = keys.chords[0].features.shape[-2]
+    bound = None
+    for x, q in zip(xs, keys.size, strict=True):
+        own = size(x, 1).reshape(-1, 1, 2)[rows]
+        whole = (own * q.reshape(-1, m, 2)[entry.unsqueeze(-1), at[row]]).sum(-1)
+        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], whole.dtype) * whole
+        bound = part if bound is None else bound + part
+    there = valid[row] if valid.dim() == 2 else valid.reshape(-1, columns)[rows]
+    which, column = ((shifted.reshape(-1, columns)[rows] < bound) & there).nonzero(as_tuple=True)
+    return rows[which] * columns + column, rows[which] * m + at[row[which], column]

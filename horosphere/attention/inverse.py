@@ -8,7 +8,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.attention.arguments import checked
 from horosphere.kernels.attention_ops import as_scalar
-from horosphere.kernels.product_form import arc2, augmented, sizes
+from horosphere.kernels.product_form import arc2, left, right, size
 from horosphere.kernels.reference import attention as reference
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
@@ -71,11 +71,10 @@ def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
         return reference.squared_distances(xs, ys, eps, False)
     total = bound = None
     for x, y in zip(xs, ys, strict=True):
-        a, b = augmented(x, y)
-        d2 = arc2(a @ b.mT, kappa_against(x, 2))
+        d2 = arc2(left(x) @ right(y).mT, kappa_against(x, 2))
         total = d2 if total is None else total + d2
         with torch.no_grad():  # the largest error bound of every row
-            p, q = sizes(x, y)
+            p, q = size(x, 1), size(y, -1)
             theta = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], d2.dtype)
             part = theta * (p * q.amax(-2, keepdim=True)).sum(-1, keepdim=True)
             bound = part if bound is None else bound + part
@@ -97,9 +96,9 @@ def _unresolved(xs, ys, total: Tensor, rows: Tensor, eps: float | Tensor) -> Ten
     n, m = total.shape[-2:]
     bound = None
     for x, y in zip(xs, ys, strict=True):
-        p, q = sizes(x, y)
-        size = (p.reshape(-1, 1, 2)[rows] * q.reshape(-1, m, 2)[rows // n]).sum(-1)
-        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], total.dtype) * size
+        p, q = size(x, 1), size(y, -1)
+        whole = (p.reshape(-1, 1, 2)[rows] * q.reshape(-1, m, 2)[rows // n]).sum(-1)
+        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], total.dtype) * whole
         bound = part if bound is None else bound + part
     some = (total + eps).reshape(-1, m)[rows] if isinstance(eps, Tensor) else total.reshape(-1, m)[rows] + eps
     row, column = (some < bound).nonzero(as_tuple=True)

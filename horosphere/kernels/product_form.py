@@ -11,33 +11,33 @@ from horosphere.kernels.reference.attention import kappa_against
 from horosphere.kernels.reference.sqdist import arc2_of
 
 
-def augmented(x, y) -> tuple[Tensor, Tensor]:
-    """Features of both sides of a chord part whose inner product is the squared chord u, differentiable."""
-    dtype = _numerics.fast_dtype(torch.promote_types(x.features.dtype, y.features.dtype))
-    f, g = x.features.to(dtype), y.features.to(dtype)
-    one, other = torch.ones_like(f[..., :1]), torch.ones_like(g[..., :1])
+def left(x) -> Tensor:
+    """Features a_i (..., N, F + 1 or 2) of a chord part with ``<a_i, b_j> = u_ij``, b_j from :func:`right`."""
+    f = x.features.to(_numerics.fast_dtype(x.features.dtype))
+    one = torch.ones_like(f[..., :1])
     if x.time_dims:
-        flipped = torch.cat((2 * f[..., : x.time_dims], -2 * f[..., x.time_dims :]), -1)
         kappa = kappa_against(x, 2)
-        scale = 2 / (kappa.to(dtype) if isinstance(kappa, Tensor) else kappa)
-        a, b = torch.cat((flipped, scale * one), -1), torch.cat((g, other), -1)
+        scale = 2 / (kappa.to(f.dtype) if isinstance(kappa, Tensor) else kappa)
+        a = torch.cat((2 * f[..., : x.time_dims], -2 * f[..., x.time_dims :], scale * one), -1)
     else:
         a = torch.cat((-2 * f, (f * f).sum(-1, keepdim=True), one), -1)
-        b = torch.cat((g, other, (g * g).sum(-1, keepdim=True)), -1)
-    if x.weight is not None:
-        a, b = a * x.weight.to(dtype).unsqueeze(-1), b * y.weight.to(dtype).unsqueeze(-1)
-    return a, b
+    return a if x.weight is None else a * x.weight.to(f.dtype).unsqueeze(-1)
 
 
-def sizes(x, y) -> tuple[Tensor, Tensor]:
-    """Two features of both sides whose inner product is w_i w_j (|f_i|^2 + |f_j|^2), what u is a difference of."""
-    found = []
-    for chord, order in ((x, 1), (y, -1)):
-        f = chord.features.to(_numerics.fast_dtype(chord.features.dtype))
-        norm = (f * f).sum(-1)
-        pair = torch.stack((norm, torch.ones_like(norm))[::order], -1)
-        found.append(pair if chord.weight is None else pair * chord.weight.to(f.dtype).unsqueeze(-1))
-    return found[0], found[1]
+def right(y) -> Tensor:
+    """Features b_j (..., M, F + 1 or 2) of a chord part, see :func:`left`."""
+    g = y.features.to(_numerics.fast_dtype(y.features.dtype))
+    one = torch.ones_like(g[..., :1])
+    b = torch.cat((g, one) if y.time_dims else (g, one, (g * g).sum(-1, keepdim=True)), -1)
+    return b if y.weight is None else b * y.weight.to(g.dtype).unsqueeze(-1)
+
+
+def size(chord, side: int) -> Tensor:
+    """Two numbers of every point, side 1 or -1: by their inner product, w_i w_j (|f_i|^2 + |f_j|^2), u is in error."""
+    f = chord.features.to(_numerics.fast_dtype(chord.features.dtype))
+    norm = (f * f).sum(-1)
+    pair = torch.stack((norm, torch.ones_like(norm))[::side], -1)
+    return pair if chord.weight is None else pair * chord.weight.to(f.dtype).unsqueeze(-1)
 
 
 def arc2(u: Tensor, kappa: float | Tensor) -> Tensor:

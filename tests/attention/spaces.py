@@ -45,5 +45,5 @@ def of_head(manifold, h):
 
 
 def weight(manifold, x, y, eps=1e-3, power=1.0):
-    """(d(x, y)^2 + eps)^-power of two points, by the manifold's own dist."""
+    """(d(x, y)^2 + eps)^-power of a point and one or more others, by the manifold's own dist."""
     return (manifold.dist(x, y) ** 2 + eps) ** -power

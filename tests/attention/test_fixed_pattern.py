@@ -30,7 +30,7 @@ def naive(query, key, value, manifold, sees, eps=1e-3, power=1.0, mask=None):
             for i, q in enumerate(query[b, h]):
                 keys = [j for j in range(key.shape[-2]) if sees[i, j] and (mask is None or mask[b, h, j])]
                 if keys:
-                    w = torch.stack([weight(m, q, key[b, h, j], eps, power) for j in keys])
+                    w = weight(m, q, key[b, h, keys], eps, power)
                     out[b, h, i] = (w / w.sum()) @ value[b, h, keys]
     return out
 
@@ -191,6 +191,7 @@ def test_several_blocks_give_the_same(name, form, monkeypatch):
     right = torch.autograd.grad(whole.pow(2).sum(), given)
     monkeypatch.setattr("horosphere.attention.fixed_pattern.BLOCK_PAIRS", 700)
     monkeypatch.setattr("horosphere.attention.fixed_pattern.BLOCK_NUMBERS", 2800)
+    monkeypatch.setattr("horosphere.attention.fixed_pattern.LARGEST_BLOCKS", 100)
     monkeypatch.setattr("horosphere.kernels.pattern.CACHED", 20)
     out = fixed_pattern_attention(*given, manifold, is_causal=True)
     torch.testing.assert_close(out, whole)
@@ -204,6 +205,10 @@ def test_a_query_finds_the_key_it_equals_in_float32(name, form):
     _, key, value = tokens(manifold, 60, batch=(1, 2), dtype=torch.float32)
     out = fixed_pattern_attention(key.clone(), key, value, manifold, eps=1e-8)
     assert (out - value).abs().max() < 1e-4
+    mask = torch.ones(1, 2, 60, dtype=torch.bool)
+    mask[0, 1, 20:40] = False
+    out = fixed_pattern_attention(key.clone(), key, value, manifold, eps=1e-8, key_mask=mask)
+    assert (out - value)[mask].abs().max() < 1e-4
 
 
 def test_large_powers_do_not_overflow(form):

@@ -17,14 +17,14 @@ def naive(query, key, value, anchors, manifold, causal, eps=1e-3, power=1.0, mas
     """One head, query by query."""
     to_anchors = []
     for k in key:
-        w = torch.stack([weight(manifold, k, a, eps, power) for a in anchors])
+        w = weight(manifold, k, anchors, eps, power)
         to_anchors.append(w / w.sum())
     out = torch.zeros(len(query), value.shape[-1], dtype=f64)
     for i, q in enumerate(query):
         seen = [j for j in range(len(key)) if (not causal or j <= i) and (mask is None or mask[j])]
         if not seen:
             continue
-        w = torch.stack([weight(manifold, q, a, eps, power) for a in anchors])
+        w = weight(manifold, q, anchors, eps, power)
         top = sum(w[a] * sum(to_anchors[j][a] * value[j] for j in seen) for a in range(len(anchors)))
         out[i] = top / sum(w[a] * sum(to_anchors[j][a] for j in seen) for a in range(len(anchors)))
     return out
@@ -264,6 +264,15 @@ def test_nystrom_gradients():
         return nystrom_attention(query, key, value, landmarks, manifold, eps=eps).out
 
     assert gradcheck(call, (*given, landmarks, eps), atol=1e-6, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["euclidean", "ball", "sphere", "lorentz", "product"])
+def test_a_query_finds_the_anchor_it_equals_in_float32(name):
+    """Where the product form loses the distance 0: every key has its own anchor, so its value comes back."""
+    manifold = SPACES[name]()
+    _, key, value = tokens(manifold, 60, batch=(1, 2), dtype=torch.float32)
+    out = landmark_attention(key.clone(), key, value, key, manifold, eps=1e-8)
+    assert (out - value).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("causal", [False, True])

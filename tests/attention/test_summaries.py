@@ -32,7 +32,7 @@ def naive(query, key, value, manifold, slots, chunk, eps=1e-3, power=1.0, mask=N
             counts[a] += 1
             sums[a] = sums[a] + v
             new[a].append(k)
-        w = [weight(manifold, q, s, eps, power) for s in start]
+        w = weight(manifold, q, torch.stack(start), eps, power) if start else []
         top = sum((w[s] * sums[s] for s in range(len(start))), torch.zeros_like(value[0]))
         below = sum(w[s] * counts[s] for s in range(len(start)))
         out.append(top / below if start else top)
@@ -191,6 +191,15 @@ def test_weights_worked_again_in_the_backward_pass(monkeypatch):
     out = summary_attention(*given, manifold, slots=4, chunk=4)
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(torch.autograd.grad(out.pow(2).sum(), given), right)
+
+
+@pytest.mark.parametrize("name", ["euclidean", "ball", "sphere", "lorentz", "product"])
+def test_a_query_finds_the_slot_it_equals_in_float32(name):
+    """Where the product form loses the distance 0: every key has its own slot, so its value comes back."""
+    manifold = SPACES[name]()
+    _, key, value = tokens(manifold, 60, batch=(1, 2), dtype=torch.float32)
+    out = summary_attention(key.clone(), key, value, manifold, slots=60, eps=1e-8)
+    assert (out - value).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("power", [6.0, torch.tensor(6.0)])
