@@ -44,7 +44,7 @@ def metric_sqdist(
         end: whose metric measures.
         precision: "auto" and "exact" work in float64, and pairs near coincidence from differences: relative error of
             d^2 at most 2e-5 (float32 points) or 2e-12 (float64). "fast" multiplies matrices in the points' own type.
-        impl: "auto", "reference" or "blocked", as in :func:`horosphere.cdist`.
+        impl: "auto", "reference", "blocked" or "triton", as in :func:`horosphere.cdist`.
 
     Returns:
         (..., N, M) in the points' type. Gradients flow to q, k and the scales and factors of the metrics, twice if

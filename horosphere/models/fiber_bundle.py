@@ -321,9 +321,9 @@ class FiberBundleLM(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, ids: Tensor, new_tokens: int, *, temperature: float = 1.0, generator: torch.Generator | None = None
+        self, ids: Tensor, new_tokens: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """ids (B, N) continued by ``new_tokens`` sampled ones, with a cache; temperature 0 takes the likeliest."""
+        """ids (B, N) with ``new_tokens`` more behind, with a cache: the likeliest at temperature 0, else drawn."""
         out = self(ids, use_cache=True)
         for step in range(new_tokens):
             logits = out.logits[:, -1]

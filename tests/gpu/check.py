@@ -2,7 +2,7 @@
 
     python tests/gpu/check.py [--out FILE]
 
-Runs the Triton form of every case of tests/kernels/cases.py and attention_cases.py, forward and every gradient, against
+Runs the Triton form of every case of tests/kernels/cases.py and its kin, forward and every gradient, against
 the reference in float64; the blocked form on the device; cdist and knn as a user calls them; then times the distance
 matrix beside the bare matrix product and attention beside torch's own.
 """
@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases
+from tests.kernels import attention_cases, cases, metric_cases
 
 ROUNDS = 20
 
@@ -109,7 +109,7 @@ def main() -> int:
     checks = [
         (f"{impl} {of.__name__} {c.name}", lambda c=c, i=impl, of=of: of.check(c, i, "cuda"))
         for impl in ("triton", "blocked")
-        for of in (cases, attention_cases)
+        for of in (cases, attention_cases, metric_cases)
         for c in of.CASES
     ]
     for name, check in [*checks, ("cdist and knn as a user calls them", as_a_user)]:

@@ -14,7 +14,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from horosphere.kernels.triton import attention, attention_backward_kernels, attention_kernels, sqdist_kernels
+from horosphere.kernels.triton import (
+    attention,
+    attention_backward_kernels,
+    attention_kernels,
+    metric,
+    metric_kernels,
+    sqdist_kernels,
+)
 from horosphere.kernels.triton.sqdist import options_for
 
 TARGETS = {
@@ -27,6 +34,7 @@ TYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 ARGUMENTS = {
     **dict.fromkeys(("n", "m", "K", "row_stride", "column_stride"), "i32"),
     **dict.fromkeys(("length", "others", "width", "i_stride", "j_stride", "causal", "threshold"), "i32"),
+    **dict.fromkeys(("entries", "own_rank", "other_rank"), "i32"),
     "place": "*i64",
     "keys": "*i32",
 }
@@ -111,6 +119,17 @@ def attention_variants() -> Iterator[Variant]:
                     {**shapes, **options, **own},
                     settings,
                 )
+
+
+def metric_variants() -> Iterator[Variant]:
+    """Distances under per-token metrics: whose metric measures, and both sides of the gradient."""
+    for dtype, (own, other) in itertools.product(TYPES, ((True, True), (True, False), (False, True))):
+        options = metric.options_for(dtype)
+        settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+        which = "both" if own and other else "own" if own else "other"
+        for name, kernel in (("forward", metric_kernels.forward), ("backward", metric_kernels.backward)):
+            constants = {"OWN": own, "OTHER": other, **options}
+            yield Variant(f"metric {name}, {which} {TYPES[dtype]}", kernel, dtype, constants, settings)
 
 
 def build(variant: Variant, target: str) -> Usage:

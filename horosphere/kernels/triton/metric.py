@@ -20,7 +20,7 @@ def options_for(dtype: torch.dtype) -> dict:
 
 
 def _layout(made: MetricTiles) -> tuple[list[Tensor], list[Tensor]]:
-    """(features, scales, columns, points) of the queries and of the keys, transposed; empty where there is no metric."""
+    """(features, scales, columns, points) of queries and of keys, transposed; empty where there is no metric."""
     found = []
     for features, side, points in ((made.a, made.query, made.x), (made.b, made.key, made.y)):
         if side is None:
