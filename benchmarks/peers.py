@@ -102,11 +102,18 @@ class Gensim:
         self._row = np.full(len(start), -1)
         self._row[self._node] = np.arange(len(self._node))
         model.kv.vectors = start[self._node].copy()
+        # One more each: no source is without a stranger to draw.
+        self._popularity = np.bincount(edges[:, 1], minlength=len(start))[self._node] * 100 + 1
         if uniform:
-            model.kv.expandos["count"][:] = 1
-            model._init_node_probabilities()
+            self.draw_by_targets(False)
             for row in range(len(self._node)):
                 model.node_relations[row].add(row)
+
+    def draw_by_targets(self, yes: bool) -> None:
+        """Draw negatives by how often a node is a target, or from all alike."""
+        self._model.kv.expandos["count"][:] = self._popularity if yes else 1
+        self._model._init_node_probabilities()
+        self._model._negatives_buffer = type(self._model._negatives_buffer)([])
 
     def seed(self, seed: int) -> None:
         """Start its draws anew."""

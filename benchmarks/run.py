@@ -1,7 +1,7 @@
 """Run an operation's tests, then measure it beside its peers; figures go to benchmarks/results/ as JSON and text.
 
     python benchmarks/run.py distance nearest [--rounds 30] [--threads 1] [--geoopt 2]
-    python benchmarks/run.py training --threads 1 --rounds 15 --wordnet /usr/share/wordnet
+    python benchmarks/run.py training precision --threads 1 --rounds 15 --wordnet /usr/share/wordnet
 
 Contenders alternate within one process, so that they share whatever else the machine does; minima and medians of wall
 time are printed, and of the process's CPU time, which other programs disturb less. Bars compare minima of wall time.
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from peers import PeerMissing, geomstats_distances, hypll_distances, versions
 from tables import Bar, Contender, Table
-from training import training_tables
+from training import precision_tables, training_tables
 
 import horosphere as hs
 from horosphere.manifolds._geoopt import geoopt
@@ -127,6 +127,7 @@ OPERATIONS = {
     "training": Operation(
         ["tests/embedding/test_engines.py", "tests/embedding/test_compiled_ball.py"], training_tables
     ),
+    "precision": Operation(["tests/embedding/test_engines.py"], precision_tables),
 }
 
 
@@ -208,7 +209,7 @@ def main() -> int:
     )
     parser.add_argument("--synsets", type=int, default=250, help="drawn for the precision of all trainings")
     parser.add_argument("--passes", type=int, default=10, help="over their pairs")
-    parser.add_argument("--whole-passes", type=int, default=1, help="over all pairs, ours and the rival's; 0: none")
+    parser.add_argument("--whole-passes", type=int, default=3, help="over all pairs, ours and the rival's; 0: none")
     options = parser.parse_args()
     unknown = set(options.operations) - set(OPERATIONS)
     if unknown:

@@ -1,7 +1,10 @@
-"""Our training beside gensim's and geoopt's: pairs per second, and the mean average precision after equal passes.
+"""Our training beside gensim's and geoopt's: pairs per second, and mean average precision after equal passes.
 
-The same on all sides: start, pairs, loss, number of negatives, drawn alike from all nodes but the source and its true
-neighbours, and a rate that falls linearly to nothing. Each has the best of `RATES` for itself.
+The same on all sides: start, pairs, loss, number of negatives, and a rate that is a tenth in the passes of a burn-in,
+then falls linearly to nothing. Negatives are drawn alike from all nodes but the source and its true neighbours; in our
+burn-in, and in geoopt's, which has no sampling of its own, by how often a node is a target. gensim is measured with
+negatives alike throughout, with its own (by how often a node occurs at all), and with ours of each pass. Each side has
+the best of `BURN_INS` and of the ladder `RATES` for itself, climbed until both neighbours of the best are worse.
 """
 
 from __future__ import annotations
@@ -28,16 +31,20 @@ from horosphere.embedding.schedule import Schedule
 from horosphere.embedding.scores import reconstruction
 from horosphere.embedding.torch_engine import TorchEngine
 
-__all__ = ["training_tables"]
+__all__ = ["precision_tables", "training_tables"]
 
 DIMENSIONS, BATCH = 10, 1000
 OURS, OURS_TORCH = "ours, numba", "ours, torch, batch 1000"
 GENSIM_BATCHES = (10, 100, 1000)
-PRECISE = ("gensim, batch 10", "gensim, batch 100")
+OWN, POPULAR = "gensim, batch 10, its own negatives", "gensim, batch 10, our negatives"
+PRECISE = ("gensim, batch 10", OWN, POPULAR)  # the smallest of the batches: larger ones learn less in a pass
 OPTIMIZERS = ("RiemannianAdam", "RiemannianSGD", "SparseRiemannianAdam", "SparseRiemannianSGD")
-RATES = {"Adam": (0.03, 0.1, 0.3), "other": (0.1, 0.3, 1.0, 3.0)}
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+FIRST = {"Adam": 0.1, "other": 1.0}  # where the climb begins
+BURN_INS = (0.1, 0.3)  # shares of the passes
 # The bar of speed at so many negatives: our time is at most this share of the contender's.
 BARS = {10: ("gensim", 1 / 5), 50: ("RiemannianAdam", 1 / 3)}
+SEEDS = (0, 1, 2)
 SCORED = 2_000  # sources whose neighbours are ranked among all nodes
 
 
@@ -48,33 +55,51 @@ class Method(NamedTuple):
     begin: Callable[[Graph, np.ndarray, int], tuple[Callable, Callable]]
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        return RATES["Adam" if "Adam" in self.name else "other"]
+    def first(self) -> int:
+        """The rung of `RATES` that is tried first."""
+        return RATES.index(FIRST["Adam" if "Adam" in self.name else "other"])
 
 
 def training_tables(options: argparse.Namespace) -> Iterator[Table]:
-    """Nouns where the folder of WordNet is given, mammals otherwise."""
-    if options.wordnet is None:
-        print("training: --wordnet FOLDER is not given, the mammals take the place of the nouns", file=sys.stderr)
-        graph, name = as_graph(hs.data.mammals_closure()), "mammals"
-        sample, whole = graph, ()
-    else:
-        graph, name = as_graph(hs.data.wordnet_hypernyms(options.wordnet, closure=True)), "WordNet nouns"
-        sample, whole = _sampled(graph, options.synsets), (graph,) if options.whole_passes else ()
-    found = {}
+    """Pairs per second; nouns where the folder of WordNet is given, mammals otherwise."""
+    graph, name = _graph(options)
     for negatives, (rival, limit) in BARS.items():
         yield _speed(graph, name, negatives, rival, limit, bars=options.wordnet is not None)
-        title = name if sample is graph else f"{name}, {options.synsets} synsets and all above them"
-        table, best = _precision(sample, title, negatives, options.passes, _methods(negatives), {}, rival, 3)
-        found[negatives] = best
+
+
+def precision_tables(options: argparse.Namespace) -> Iterator[Table]:
+    """MAP after equal passes: a sample of the nouns, then all of them by what was best there; or mammals."""
+    graph, name = _graph(options)
+    sample, title = graph, name
+    if options.wordnet is not None:
+        sample, title = _sampled(graph, options.synsets), f"{name}, {options.synsets} synsets and all above them"
+    found = {}
+    for negatives, (rival, _) in BARS.items():
+        table, found[negatives] = _precision(
+            sample, title, negatives, options.passes, _precise(negatives, rival), rival
+        )
         yield table
-    for all_pairs in whole:
-        for negatives, (rival, _) in BARS.items():
-            best = found[negatives]
-            rates = {m: (best[m]["rate"],) for m in (OURS, _best_of(best, rival)) if m}
-            kept = [m for m in _methods(negatives) if m.name in rates]
-            title = f"{name}, all pairs, rates as found above"
-            yield _precision(all_pairs, title, negatives, options.whole_passes, kept, rates, rival, 1)[0]
+    if sample is not graph and options.whole_passes:
+        negatives, (rival, _) = next(iter(BARS.items()))
+        # Its rejection of true neighbours, ten draws at a time, does not end where they are most of the mass.
+        kept = [m for m in _precise(negatives, rival) if m.name not in (OWN, POPULAR)]
+        best = {m.name: found[negatives][m.name] for m in kept}
+        kept = [m for m in kept if m.name in (OURS, _best_of(best, rival))]
+        yield _precision(graph, f"{name}, all pairs", negatives, options.whole_passes, kept, rival, best)[0]
+
+
+def _graph(options: argparse.Namespace) -> tuple[Graph, str]:
+    if options.wordnet is None:
+        print("training: --wordnet FOLDER is not given, the mammals take the place of the nouns", file=sys.stderr)
+        return as_graph(hs.data.mammals_closure()), "mammals"
+    return as_graph(hs.data.wordnet_hypernyms(options.wordnet, closure=True)), "WordNet nouns"
+
+
+def _precise(negatives: int, rival: str) -> list[Method]:
+    """The ways to train whose precision is compared: ours, and those of the bar's rival."""
+    if negatives == 10:
+        return [m for m in _methods(negatives) if m.name in (OURS, *PRECISE)]
+    return [m for m in _methods(negatives) if m.name in (OURS, f"geoopt {rival}", "geoopt RiemannianSGD")]
 
 
 def _is(rival: str, name: str) -> bool:
@@ -94,6 +119,8 @@ def _speed(graph: Graph, name: str, negatives: int, rival: str, limit: float, *,
     schedule = Schedule(10**9, 0.01, negatives, BATCH, 0, 0)
     contenders, rivals = [], []
     for method in _methods(negatives):
+        if method.name in (OWN, POPULAR):
+            continue
         epoch, _ = method.begin(graph, start, negatives)
         contenders.append(
             Contender(method.name, partial(epoch(pairs), schedule, 0), None if method.name == OURS else 8)
@@ -118,37 +145,37 @@ def _precision(
     negatives: int,
     passes: int,
     methods: list[Method],
-    rates: dict[str, tuple],
     rival: str,
-    seeds: int,
+    known: dict[str, dict] | None = None,
 ) -> tuple[Table, dict[str, dict]]:
-    """Precision and pairs per second of whole trainings; no contenders to alternate."""
+    """Precision and pairs per second of whole trainings; with ``known`` no search, but the settings found elsewhere."""
+    _train(methods[0], graph, negatives, 1, 0.1, 0.0, 0)  # loads what is compiled
     details, best = [], {}
-    _train(methods[0], graph, negatives, 1, 0.1, 0)  # loads what is compiled
     for method in methods:
-        # The slower ways of gensim would take most of the time.
-        if method.name.startswith("gensim") and (negatives > 10 or method.name not in PRECISE):
-            continue
-        for rate in rates.get(method.name, method.rates):
-            details.append(_train(method, graph, negatives, passes, rate, 0))
-            if method.name not in best or details[-1]["map"] > best[method.name]["map"]:
-                best[method.name] = details[-1]
-    lines = [f"  {'':42s} MAP    mean rank  rate   pairs/s"]
+        if known is None:
+            tried = [d for burn_in in BURN_INS for d in _climb(method, graph, negatives, passes, burn_in)]
+        else:
+            settings = known[method.name]
+            tried = [_train(method, graph, negatives, passes, settings["rate"], settings["burn_in"], 0)]
+        details += tried
+        best[method.name] = max(tried, key=lambda d: d["map"])
+        print(best[method.name], file=sys.stderr, flush=True)
+    lines = [f"  {'':42s} MAP    mean rank  rate  burn-in   pairs/s"]
     for method, d in best.items():
-        lines.append(
-            f"  {method:42s} {d['map']:.4f}{d['mean_rank']:10.1f}  {d['rate']:5.2g}{d['pairs_per_second']:10.0f}"
-        )
+        figures = f"{d['map']:.4f}{d['mean_rank']:10.1f}  {d['rate']:5.2g}  {d['burn_in']:5.0%}"
+        lines.append(f"  {method:42s} {figures}{d['pairs_per_second']:12.0f}")
     held, theirs = True, _best_of(best, rival)
     if theirs:
         medians = []
+        seeds = SEEDS if known is None else SEEDS[:1]
         for method in (m for asked in (OURS, theirs) for m in methods if m.name == asked):
-            rate = best[method.name]["rate"]
-            more = [_train(method, graph, negatives, passes, rate, seed) for seed in range(1, seeds)]
+            one = best[method.name]
+            more = [_train(method, graph, negatives, passes, one["rate"], one["burn_in"], seed) for seed in seeds[1:]]
             details += more
-            medians.append(statistics.median([best[method.name]["map"], *(d["map"] for d in more)]))
+            medians.append(statistics.median([one["map"], *(d["map"] for d in more)]))
         held = medians[0] >= medians[1]
         lines.append(
-            f"  bar: MAP of {OURS} at least that of {theirs}, median of {seeds} seeds: {medians[0]:.4f}, "
+            f"  bar: MAP of {OURS} at least that of {theirs}, median of {len(seeds)} seeds: {medians[0]:.4f}, "
             f"{medians[1]:.4f}, {'holds' if held else 'MISSED'}"
         )
     title = f"precision after {passes} passes, {name}: {len(graph.nodes)} nodes, {len(graph.edges)} pairs, "
@@ -156,8 +183,21 @@ def _precision(
     return Table(title, [], [], notes=tuple(lines), details=tuple(details), held=held), best
 
 
-def _train(method: Method, graph: Graph, negatives: int, passes: int, rate: float, seed: int) -> dict:
-    schedule = Schedule(passes, rate, negatives, BATCH, 0, seed)
+def _climb(method: Method, graph: Graph, negatives: int, passes: int, burn_in: float) -> list[dict]:
+    """Trainings at neighbouring rates, the best of them with worse ones on both sides (or at the ladder's end)."""
+    done: dict[int, dict] = {}
+    top = method.first
+    while True:
+        for rung in (top, top + 1, top - 1):
+            if 0 <= rung < len(RATES) and rung not in done:
+                done[rung] = _train(method, graph, negatives, passes, RATES[rung], burn_in, 0)
+        before, top = top, max(done, key=lambda rung: done[rung]["map"])
+        if top == before:
+            return list(done.values())
+
+
+def _train(method: Method, graph: Graph, negatives: int, passes: int, rate: float, burn_in: float, seed: int) -> dict:
+    schedule = Schedule(passes, rate, negatives, BATCH, burn_in * passes, seed)
     epoch, points = method.begin(graph, _start(graph, seed), negatives)
     run = epoch(graph.edges)
     began = time.perf_counter()
@@ -165,8 +205,8 @@ def _train(method: Method, graph: Graph, negatives: int, passes: int, rate: floa
         run(schedule, number)
     speed = passes * len(graph.edges) / (time.perf_counter() - began)
     scores = _scores(graph, points())
-    about = {"method": method.name, "rate": rate, "seed": seed, "map": scores.map, "mean_rank": scores.mean_rank}
-    return {**about, "pairs_per_second": speed}
+    settings = {"method": method.name, "rate": rate, "burn_in": burn_in, "seed": seed}
+    return {**settings, "map": scores.map, "mean_rank": scores.mean_rank, "pairs_per_second": speed}
 
 
 def _methods(negatives: int) -> list[Method]:
@@ -183,6 +223,8 @@ def _methods(negatives: int) -> list[Method]:
             begins[f"gensim, batch {batch}"] = _gensim(batch)
         if negatives == 10:
             begins["gensim, batch 100, as it comes"] = _gensim(100, uniform=False, regularization=1.0)
+            begins[OWN] = _gensim(10, uniform=False)
+            begins[POPULAR] = _gensim(10, popular=True)
     except PeerMissing as missing:
         print(missing, file=sys.stderr)
     for optimizer in OPTIMIZERS:
@@ -211,7 +253,7 @@ def _ours(engine: type) -> Callable:
     return begin
 
 
-def _gensim(batch: int, **settings) -> Callable:
+def _gensim(batch: int, popular: bool = False, **settings) -> Callable:
     def begin(graph: Graph, start: np.ndarray, negatives: int):
         model = Gensim(graph.edges, start, negatives, batch, **settings)
 
@@ -221,6 +263,8 @@ def _gensim(batch: int, **settings) -> Callable:
             def run(schedule: Schedule, number: int) -> None:
                 if number == 0:
                     model.seed(schedule.seed)
+                if popular:
+                    model.draw_by_targets(schedule.burning_in(number))
                 model.train(pairs, schedule.rate(number))
 
             return run
@@ -233,11 +277,15 @@ def _gensim(batch: int, **settings) -> Callable:
 def _geoopt(optimizer: str, dtype: torch.dtype = torch.float64) -> Callable:
     def begin(graph: Graph, start: np.ndarray, negatives: int):
         model = Geoopt(optimizer, start, dtype)
-        sampler = NegativeSampler(graph.edges, len(graph.nodes))
+        n = len(graph.nodes)
+        alike = NegativeSampler(graph.edges, n)
+        # One more each: no source is without a stranger to draw.
+        popular = NegativeSampler(graph.edges, n, np.bincount(graph.edges[:, 1], minlength=n) * 100 + 1)
 
         def epoch(edges: np.ndarray):
             def run(schedule: Schedule, number: int) -> None:
                 rng = epoch_rng(schedule.seed, number)
+                sampler = popular if schedule.burning_in(number) else alike
                 order = edges[rng.permutation(len(edges))]
                 for first in range(0, len(order), BATCH):
                     part = order[first : first + BATCH]

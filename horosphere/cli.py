@@ -67,7 +67,7 @@ def embed(
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="Falls linearly to 0; default: 0.1 per pair, distortion 0.01 of the squared mean length.",
+            help="Falls linearly to 0; default: 0.1 or 30 / epochs per pair, distortion 0.01 of the squared mean.",
             show_default=False,
         ),
     ] = None,

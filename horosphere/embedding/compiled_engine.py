@@ -80,7 +80,10 @@ class CompiledEngine:
             return 0.0
         rng = epoch_rng(self._schedule.seed, epoch)
         pairs = self._edges[epoch_edges(self._weights, rng)]
-        pool = self._targets if epoch < self._schedule.burn_in else self._targets[:0]
+        return sum(self._run(epoch + done, some, rng) for done, some in self._schedule.stages(pairs))
+
+    def _run(self, epoch: float, pairs: np.ndarray, rng: np.random.Generator) -> float:
+        pool = self._targets if self._schedule.burning_in(epoch) else self._targets[:0]
         seeds = rng.integers(0, 2**63, self._n_threads, dtype=np.uint64)
         whole = self._working
         if type(whole) is PoincareBall and -whole.kappa >= self._compiled_ball.LEAST_CURVATURE:

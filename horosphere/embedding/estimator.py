@@ -73,10 +73,11 @@ class GraphEmbedding(BaseEstimator):
             "mds" (`hyperbolic_mds_start`), "tree" (`tree_start`), or an array (n_nodes, stored numbers).
         n_epochs: passes over the pairs; None: 300 of the ranking loss, 60 of the distortion loss.
         learning_rate: of the ranking loss: rate per pair (batch losses are summed), see `schedule.Schedule`; of the
-            distortion loss: in units of the squared mean length, see `schedule.DistortionSchedule`. None: 0.1 and 0.01.
+            distortion loss: in units of the squared mean length, see `schedule.DistortionSchedule`. None: 0.01 of the
+            distortion loss, else 0.1; shorter rankings by numba from a random start take 30 / n_epochs, at most 2.
         n_negatives: nodes drawn against each pair.
         batch_size: pairs a step of the torch engine.
-        burn_in: first epochs, at a tenth of the rate; at most a tenth of `n_epochs` is used.
+        burn_in: first epochs, at a tenth of the rate; at most three tenths of `n_epochs` are used.
         engine: "numba" trains a pair at a time, in compiled code, on products of flat, hyperbolic and spherical spaces;
             "torch" trains batches on any manifold; "auto" takes numba where it can.
         n_jobs: threads of the numba engine (None: 1, -1: all cores). They share the points without locks: faster, but

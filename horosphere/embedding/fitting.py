@@ -15,7 +15,7 @@ from horosphere.embedding.initialise import ambient_dim, near_origin
 from horosphere.embedding.lengths import Lengths, start_at_mean
 from horosphere.embedding.mds import hyperbolic_mds_start
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
-from horosphere.embedding.trainer import EpochInfo, train, train_distances
+from horosphere.embedding.trainer import EpochInfo, engine_name, train, train_distances
 from horosphere.embedding.trees import tree_start
 
 __all__ = ["first_points", "fit_distances", "fit_ranking", "wanted_lengths"]
@@ -23,6 +23,11 @@ __all__ = ["first_points", "fit_distances", "fit_ranking", "wanted_lengths"]
 # What n_epochs and learning_rate are where they are left open.
 RANKING = (300, 0.1)
 DISTORTION = (60, 0.01)
+# A point has about as far to go however many epochs there are for it: pairs taken one at a time bear a rate of
+# 30 / n_epochs, up to this. Batches, whose steps are summed, do not.
+LARGEST_RATE = 2.0
+# The longest burn-in, of all epochs: what it sorts after that is worth less than what the rest would refine.
+LONGEST_BURN_IN = 0.3
 
 
 def first_points(
@@ -59,11 +64,15 @@ def fit_ranking(
     pairs = given.expanded(closure=model.closure, undirected=model.undirected)
     n_epochs, rate = _defaults(model, RANKING)
     # New nodes have a neighbourhood to start in: nothing to sort out first.
-    burn_in = 0 if n_fixed else min(model.burn_in, n_epochs // 10)
+    burn_in = 0 if n_fixed else min(model.burn_in, LONGEST_BURN_IN * n_epochs)
+    from_nothing = not n_fixed and isinstance(model.init, str) and model.init == "random"
+    by_pairs = model.loss == "ranking" and engine_name(model.engine, manifold) == "numba"
+    if model.learning_rate is None and from_nothing and by_pairs:
+        rate = max(rate, min(rate * RANKING[0] / n_epochs, LARGEST_RATE))
     # Of cones: points that were given are not ranked, nor drawn in, first.
     settled = bool(n_fixed) or not isinstance(model.init, str)
     schedule = Schedule(
-        n_epochs, rate, int(model.n_negatives), int(model.batch_size), int(burn_in), seed, model.loss, settled
+        n_epochs, rate, int(model.n_negatives), int(model.batch_size), burn_in, seed, model.loss, settled
     )
     with _run(model, n_epochs, checkpoint, n_fixed) as how:
         return train(start.numpy(), pairs, manifold, schedule, **how)

@@ -1,26 +1,41 @@
 """How long a training runs and at which rate."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 __all__ = ["DistortionSchedule", "Schedule"]
+
+STAGES = 10  # A training of fewer passes than this is cut into as many stages, each at its own rate.
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Settings of a training run.
 
-    The rate is per pair, in units of the manifold's tangent vectors: a tenth of it during the burn-in epochs (in which
-    negatives are drawn in proportion to how often a node is a target), then falling linearly from it to 0.
+    The rate is per pair, in units of the manifold's tangent vectors: a tenth of it during the burn-in (in which
+    negatives are drawn in proportion to how often a node is a target), then falling linearly from it to 0. It changes
+    from stage to stage: an epoch is one, or several where the whole training has fewer than `STAGES` epochs.
+    ``burn_in`` is in epochs and need not be whole.
     """
 
     n_epochs: int
     learning_rate: float
     n_negatives: int
     batch_size: int
-    burn_in: int
+    burn_in: float
     seed: int
     loss: str = "ranking"
     settled: bool = False
+
+    def stages(self, pairs: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+        """The pairs of an epoch cut into its stages, each with the share of the epoch that is done by then."""
+        count = -(-STAGES // self.n_epochs)
+        return ((part / count, some) for part, some in enumerate(np.array_split(pairs, count)))
+
+    def burning_in(self, epoch: float) -> bool:
+        return epoch < self.burn_in
 
     @property
     def first_of_cones(self) -> int:
@@ -30,15 +45,16 @@ class Schedule:
         """
         return 0 if self.settled else self.n_epochs // 2
 
-    def cones(self, epoch: int) -> bool:
+    def cones(self, epoch: float) -> bool:
         return self.loss == "cones" and epoch >= self.first_of_cones
 
-    def rate(self, epoch: int) -> float:
-        if epoch < self.burn_in:
+    def rate(self, epoch: float) -> float:
+        """When so many epochs are done."""
+        if self.burning_in(epoch):
             return self.learning_rate / 10
         if self.cones(epoch):
             return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.first_of_cones)
-        return self.learning_rate * (self.n_epochs - epoch) / max(1, self.n_epochs - self.burn_in)
+        return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.burn_in)
 
 
 @dataclass(frozen=True)

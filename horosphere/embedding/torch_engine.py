@@ -65,20 +65,23 @@ class TorchEngine:
 
     def run(self, epoch: int) -> float:
         """Train one epoch; the sum of the losses of its pairs."""
-        for group, share in zip(self._optimizer.param_groups, (1, self._schedule.batch_size), strict=False):
-            group["lr"] = self._schedule.rate(epoch) / share
-        cones = self._schedule.cones(epoch)
         with _one_thread():
-            if cones and epoch == self._schedule.first_of_cones:
+            if self._schedule.cones(epoch) and epoch == self._schedule.first_of_cones:
                 self._begin_cones()
-            bound = (self._schedule.rate(epoch), self._schedule.learning_rate) if cones else None
-            return sum(self._step(batch, bound) for batch in self._batches(epoch))
+            if not len(self._edges):
+                return 0.0
+            rng = epoch_rng(self._schedule.seed, epoch)
+            pairs = self._edges[epoch_edges(self._weights, rng)]
+            return sum(self._run(epoch + done, some, rng) for done, some in self._schedule.stages(pairs))
 
-    def _batches(self, epoch: int) -> Iterator[np.ndarray]:
-        if not len(self._edges):
-            return
-        rng = epoch_rng(self._schedule.seed, epoch)
-        pairs = self._edges[epoch_edges(self._weights, rng)]
+    def _run(self, epoch: float, pairs: np.ndarray, rng: np.random.Generator) -> float:
+        rate = self._schedule.rate(epoch)
+        for group, share in zip(self._optimizer.param_groups, (1, self._schedule.batch_size), strict=False):
+            group["lr"] = rate / share
+        bound = (rate, self._schedule.learning_rate) if self._schedule.cones(epoch) else None
+        return sum(self._step(batch, bound) for batch in self._batches(epoch, pairs, rng))
+
+    def _batches(self, epoch: float, pairs: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
         count = self._schedule.n_negatives
         size = self._schedule.batch_size
         # A whole epoch at once is cheap for small graphs; slices keep the memory of large ones bounded.
@@ -88,8 +91,8 @@ class TorchEngine:
             nodes = np.concatenate([part, self._negatives(part[:, 0], count, rng, epoch)], axis=1)
             yield from (nodes[i : i + size] for i in range(0, len(nodes), size))
 
-    def _negatives(self, sources: np.ndarray, count: int, rng: np.random.Generator, epoch: int) -> np.ndarray:
-        if epoch >= self._schedule.burn_in:
+    def _negatives(self, sources: np.ndarray, count: int, rng: np.random.Generator, epoch: float) -> np.ndarray:
+        if not self._schedule.burning_in(epoch):
             return self._uniform.draw(sources, count, rng)
         # A source all of whose non-neighbours are leaves has no target left to draw.
         some = self._by_degree.remaining[sources] > 0

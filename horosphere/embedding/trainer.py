@@ -20,7 +20,7 @@ from horosphere.embedding.lengths import Lengths
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.torch_engine import TorchEngine
 
-__all__ = ["Checkpoint", "EpochInfo", "train", "train_distances"]
+__all__ = ["Checkpoint", "EpochInfo", "engine_name", "train", "train_distances"]
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def train_distances(
     Raises:
         ValueError: as `train`; a curvature to be learned where there is none.
     """
-    name = _engine_name(engine, manifold)
+    name = engine_name(engine, manifold)
     work = DistortionEngine(start, lengths, manifold, schedule, name, n_fixed, n_threads)
     digest = run_digest(graph, start, schedule, manifold, n_fixed, name) if checkpoint_path is not None else ""
     kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
@@ -184,7 +184,12 @@ def _epochs(work, share: float, schedule, nodes: list, callbacks, checkpoint: Ch
     return work.points(), losses
 
 
-def _engine_name(name: str, manifold) -> str:
+def engine_name(name: str, manifold) -> str:
+    """Which engine, "numba" or "torch", a choice ("auto" too) comes to on a manifold.
+
+    Raises:
+        ValueError: the engine that was asked for does not serve the manifold.
+    """
     served = working_manifold(manifold) is not None
     if name == "numba" and not served:
         raise ValueError(
@@ -199,7 +204,7 @@ def _engine(name: str, start, pairs, graph, manifold, schedule, n_fixed, n_threa
         check_cones(manifold)
         if name == "numba":
             raise ValueError('engine="numba" has no cones: use engine="torch"')
-    if schedule.loss == "cones" or _engine_name(name, manifold) == "torch":
+    if schedule.loss == "cones" or engine_name(name, manifold) == "torch":
         return TorchEngine(start, pairs, graph, manifold, schedule, n_fixed)
     return CompiledEngine(start, pairs, graph, manifold, schedule, n_fixed, n_threads)
 
