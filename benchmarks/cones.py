@@ -125,11 +125,12 @@ def main(_: dict[str, Path]) -> bool:
         table.add_row(loss, *(f"{statistics.median(found[share]):.3f}" for share in SHARES))
     report(
         "cones",
-        f"mammals, all pairs of the closure seen, 5-D ball, medians of seeds 0 1 2: MAP {middle['map']:.4f}, mean rank "
+        f"mammals, all pairs of the closure seen, 5-D ball, {SETTINGS}, medians of seeds 0 1 2: MAP {middle['map']:.4f}, mean rank "
         f"{middle['mean_rank']:.3f}, F1 of lying inside {middle['f1']:.4f} over all pairs of nodes, "
         f"{middle['seconds']:.0f} s of one processor",
         f"{verdict(passed)}: MAP {BARS[0]}, F1 {BARS[1]}",
         table,
+        settings=SETTINGS,
         reconstruction=runs,
         held_out=test,
     )
