@@ -126,8 +126,8 @@ def main(_: dict[str, Path]) -> bool:
     report(
         "cones",
         f"mammals, all pairs of the closure seen, 5-D ball, {SETTINGS}, medians of seeds 0 1 2: MAP "
-        f"{middle['map']:.4f}, mean rank {middle['mean_rank']:.3f}, F1 of lying inside {middle['f1']:.4f} over all pairs of nodes, "
-        f"{middle['seconds']:.0f} s of one processor",
+        f"{middle['map']:.4f}, mean rank {middle['mean_rank']:.3f}, F1 of lying inside {middle['f1']:.4f} over all "
+        f"pairs of nodes, {middle['seconds']:.0f} s of one processor",
         f"{verdict(passed)}: MAP {BARS[0]}, F1 {BARS[1]}",
         table,
         settings=SETTINGS,
