@@ -1,7 +1,7 @@
 """horosphere: geometry-first manifolds for PyTorch.
 
-Manifolds whose distances hold to the last promised digit, Riemannian optimizers, and graph embeddings. ``kappa`` is the
-signed sectional curvature everywhere.
+Manifolds whose distances hold to the last promised digit, attention and memory by distance on them, Riemannian
+optimizers, and graph embeddings. ``kappa`` is the signed sectional curvature everywhere.
 """
 
 import importlib
@@ -47,6 +47,7 @@ __all__ = [
     "Sphere",
     "Stereographic",
     "TokenMetric",
+    "attention",
     "cdist",
     "chord_of",
     "convert",
