@@ -11,15 +11,13 @@ from torch.nn import functional as F
 
 from horosphere.attention import points
 from horosphere.attention.cache import AttentionCache, DenseCache
+from horosphere.attention.calibration import squared_distance_sums
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
 from horosphere.attention.patterns import make_scheme
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
-from horosphere.manifolds.pairwise import cdist, has_batched_curvature
-
-# distances that calibrate_eps_ holds at a time: 2^22 float32 are 16 MiB
-CALIBRATION_PAIRS = 2**22
+from horosphere.manifolds.pairwise import has_batched_curvature
 
 
 class GeodesicAttention(nn.Module):
@@ -252,26 +250,17 @@ class GeodesicAttention(nn.Module):
                 group is initialised, unless given. All replicas call and get the same eps.
 
         Raises:
-            ValueError: every pair of some head is masked, or all distances are 0.
+            ValueError: every pair of some head is masked, or all distances are 0; the layer has weight="dot".
         """
+        if self.weight == "dot":
+            raise ValueError('weight="dot" has no eps to calibrate')
         key = query if key is None else key
         unbatched = query.dim() == 2
         q, k, _ = self._heads(query, key, None, None)
         mask = blocked_to_allowed(attn_mask, key_padding_mask, q.shape[:3], k.shape[-2], unbatched)
         if mask is not None and mask.dtype != torch.bool:
             mask = mask > -math.inf
-        k = self._for_every_head(k)
-        sums = torch.zeros(2, self.num_heads, dtype=torch.float64, device=q.device)
-        rows = max(1, CALIBRATION_PAIRS // max(1, q.shape[0] * self.num_heads * k.shape[-2]))
-        for start in range(0, q.shape[-2], rows):
-            d2 = cdist(q[..., start : start + rows, :], k, self.manifold, squared=True).to(torch.float64)
-            allowed = torch.ones_like(d2, dtype=torch.bool)
-            if mask is not None:
-                allowed &= mask if mask.shape[-2] == 1 else mask[..., start : start + rows, :]
-            if is_causal:
-                allowed = allowed.tril(start)
-            sums[0] += d2.masked_fill(~allowed, 0.0).sum((0, 2, 3))
-            sums[1] += allowed.sum((0, 2, 3))
+        sums = squared_distance_sums(q, self._for_every_head(k), self.manifold, mask, is_causal)
         if all_reduce is not None:
             all_reduce(sums)
         elif torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -253,7 +253,7 @@ def test_calibrated_eps_is_a_hundredth_of_the_mean_squared_distance(monkeypatch)
     d2 = hs.cdist(q, k.expand(-1, 2, -1, -1), ours.manifold, squared=True)
     allowed = (~padding[:, None, None]).expand_as(d2).tril()
     for pairs in (2**22, 30):  # in one block, and row by row
-        monkeypatch.setattr("horosphere.attention.multihead.CALIBRATION_PAIRS", pairs)
+        monkeypatch.setattr("horosphere.attention.calibration.PAIRS", pairs)
         assert ours.calibrate_eps_(x, key_padding_mask=padding, is_causal=True) is ours
         right = 0.01 * torch.stack([d2[:, h][allowed[:, h]].mean() for h in range(2)])
         close(ours.eps, right, 1e-10)
@@ -267,6 +267,8 @@ def test_calibrated_eps_is_a_hundredth_of_the_mean_squared_distance(monkeypatch)
     with pytest.raises(ValueError, match="no unmasked pair"):
         ours.calibrate_eps_(x, key_padding_mask=torch.ones(2, 7, dtype=torch.bool))
     assert torch.equal(before, ours.eps)
+    with pytest.raises(ValueError, match="no eps to calibrate"):
+        layer(weight="dot").calibrate_eps_(x)
 
 
 def test_dropout_only_in_training():
