@@ -4,6 +4,7 @@ from horosphere.attention.block import TransformerBlock
 from horosphere.attention.cache import AttentionCache, DenseCache
 from horosphere.attention.connection import PairRotation, curvature, torsion, transport
 from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask
+from horosphere.attention.flex import FlexInputs, flex_inputs
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.landmarks import (
     Landmarks,
@@ -29,6 +30,7 @@ from horosphere.attention.summaries import (
 __all__ = [
     "AttentionCache",
     "DenseCache",
+    "FlexInputs",
     "GeodesicAttention",
     "LandmarkState",
     "Landmarks",
@@ -44,6 +46,7 @@ __all__ = [
     "empty_summaries",
     "fixed_pattern_attention",
     "fixed_pattern_mask",
+    "flex_inputs",
     "geodesic_attention",
     "into_manifold",
     "landmark_attention",

@@ -54,7 +54,7 @@ class ChordFeatures:
             self.b[..., :f], self.b[..., f], self.b[..., f + 1] = y, 1.0, self.ny
             self.n, self.w = self.ny, torch.ones_like(self.ny)
         else:
-            torch.mul(y, self.wy.unsqueeze(-1), out=self.b[..., :f])
+            torch.mul(y.expand(e, -1, -1), self.wy.unsqueeze(-1), out=self.b[..., :f])
             self.w, self.n = self.wy.expand(e, -1), self.ny * self.wy
             self.b[..., f], self.b[..., f + 1] = self.w, self.n
         # a pair is unresolved where t + c eps is less than (p_i + q_i |f_j|^2) w_j = p_i w_j + q_i n_j
