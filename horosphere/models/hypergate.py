@@ -80,10 +80,21 @@ class HyperGate(nn.Module):
         """Gate tokens (..., N, dim); ValueError where they have another size."""
         if x.shape[-1:] != (self.dim,):
             raise ValueError(f"x must have shape (..., {self.dim}); got {tuple(x.shape)}")
+        self._constrain_curvature()
         gate = torch.sigmoid(self._logits(x))
         beyond = self.boundary(x).squeeze(-1)
         # 2 artanh(sigmoid(z)) = log(1 + 2 exp(z))
         return Gated(gate * x, gate, torch.sigmoid(beyond), F.softplus(beyond + math.log(2)))
+
+    @torch.no_grad()
+    def _constrain_curvature(self) -> None:
+        """Put curvatures that an optimizer moved to 0 or beyond back below it.
+
+        A Riemannian optimizer does that for the curvature of its points; heads of which no point is a parameter have
+        nobody else.
+        """
+        if bool((self.ball.kappa >= 0).any()):
+            self.ball.constrain_()
 
     @staticmethod
     def mix(gate: Tensor, main: Tensor, memory: Tensor) -> Tensor:

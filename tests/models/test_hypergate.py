@@ -133,6 +133,20 @@ def test_curvatures_train_and_points_stay_inside():
     assert (made.boundary.bias - math.log(math.expm1(4.0) / 2)).abs().item() > 1e-3
 
 
+def test_a_curvature_that_an_optimizer_moved_past_zero_comes_back():
+    torch.manual_seed(0)
+    made = HyperGate(8, 2)
+    layer = GeodesicAttention(8, 2, manifold=made.ball)
+    optimizer = hs.optim.RiemannianAdam(hs.optim.param_groups(torch.nn.ModuleList([made, layer])), lr=0.3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        h = made(torch.randn(3, 6, 8))
+        out = layer(h.hidden, h.hidden, h.hidden, is_causal=True, max_radius=h.max_radius)[0]
+        assert out.isfinite().all() and (made.ball.kappa < 0).all()
+        (out.square().mean() - made.ball.kappa.sum()).backward()
+        optimizer.step()
+
+
 def test_copies_and_state():
     made, other = gate(scale=1.0), gate(seed=1)
     other.load_state_dict(made.state_dict())
