@@ -36,6 +36,14 @@ def tokens(manifold, n, m=None, *, batch=(3, 2), size=4, values=3, seed=0, dtype
     return query, key, torch.randn(*batch, m, values, dtype=f64).to(dtype)
 
 
+def crowd(manifold, n):
+    """Keys (1, 2, n, 4) and values in float32, the keys so near each other that the product form takes them for one."""
+    _, key, value = tokens(manifold, n, batch=(1, 2))
+    torch.manual_seed(1)
+    key = manifold.projx(key[..., :1, :] + 0.01 * torch.randn_like(key))
+    return key.float(), value.float()
+
+
 def of_head(manifold, h):
     """The manifold of head h, where heads have curvatures of their own."""
     kappa = getattr(manifold, "kappa", None)
