@@ -25,6 +25,7 @@ import horosphere as hs
 
 RUNS = {name: ["--pattern", name] for name in ("dense", "fixed", "landmark", "summary", "softmax")}
 RUNS["fixed-without-memory"] = ["--pattern", "fixed", "--memory", "0"]
+RUNS["fixed-without-memory-400-steps"] = ["--pattern", "fixed", "--memory", "0", "--steps", "400"]
 RUNS["softmax-400-steps"] = ["--pattern", "softmax", "--steps", "400"]
 ROOT = Path(__file__).parents[1]
 LOSS_BAR, WRITES_BAR, CODING_BAR = 0.8, 50_000, 1.5
@@ -74,7 +75,9 @@ def main(parts: list[str], seconds: float) -> int:
         run = found[name]
         good = run["ratio"] <= LOSS_BAR
         passed &= good
-        of_memory = [f"{run['cut']:.3f}", str(run["gate"]), str(run["prototypes"])] if "cut" in run else ["", "", ""]
+        of_memory = ["", "", ""]
+        if run.get("prototypes"):
+            of_memory = [f"{run['cut']:.3f}", str(run["gate"]), str(run["prototypes"])]
         row = [f"{run['loss']:.3f}", f"{run['ratio']:.3f}", str(run["steps"]), str(run["tokens_per_second"])]
         table.add_row(name, *row, *of_memory, verdict(good))
     shown = [table]
