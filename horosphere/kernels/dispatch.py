@@ -38,7 +38,7 @@ def choose(impl: str, kernel: str, device: torch.device, dtype: torch.dtype, ent
 
 def _no_triton(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton cannot serve, None where it can."""
-    if kernel not in ("sqdist", "attention", "metric_sqdist"):
+    if kernel not in ("sqdist", "attention", "metric_sqdist", "metric_attention"):
         return f"{kernel} has no Triton form; impl='blocked' runs on every device"
     if dtype not in TRITON_TYPES:
         return f"it takes {', '.join(str(t) for t in TRITON_TYPES)}, not {dtype}"

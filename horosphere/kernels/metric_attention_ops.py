@@ -36,7 +36,7 @@ def metric_attention(
 
     Args:
         f: queries, keys and their metrics; batch dimensions broadcast with those of the value.
-        impl: "reference" or "blocked".
+        impl: "reference", "blocked" or "triton"; the gradient of "triton" is worked by the blocked form.
         all others: as in :func:`horosphere.kernels.attention_ops.attention`.
     """
     eps, power = as_scalar(eps, value), as_scalar(power, value)
@@ -45,7 +45,7 @@ def metric_attention(
     inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
     if impl == "reference":
         return _plain(f, *inputs)
-    return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs)
+    return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs, impl)
 
 
 def _plain(f, value, eps, power, bias, causal, weight, dropout_p, seed, resolve) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def _layout(f: Fibres, value: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 _INPUTS = (
     "Tensor[] tensors, str end, Tensor value, Tensor eps, Tensor power, Tensor? bias, SymInt? causal, str weight,"
-    " float dropout_p, Tensor? seed, bool resolve"
+    " float dropout_p, Tensor? seed, bool resolve, str impl"
 )
 torch.library.define(
     "horosphere::metric_attention", f"({_INPUTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
@@ -79,17 +79,21 @@ torch.library.define(
 
 
 @torch.library.impl("horosphere::metric_attention", "default")
-def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve):
+def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl):
     f = fibres_of(tensors, end)
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
-        scores = MetricScores(f, batch, dtype, resolve=resolve)
         rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        if impl == "triton":
+            from horosphere.kernels.triton.metric_attention import attention as triton_attention
+
+            return triton_attention(f, batch, dtype, value, *rates, bias, causal, weight, dropout_p, seed, resolve)
+        scores = MetricScores(f, batch, dtype, resolve=resolve)
         return blocked_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
 
 
 @torch.library.register_fake("horosphere::metric_attention")
-def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve):
+def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl):
     f = fibres_of(tensors, end)
     batch, dtype = _layout(f, value)
     n = f.q.shape[-2]
@@ -98,7 +102,8 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
 
 @torch.library.impl("horosphere::metric_attention_backward", "default")
 def _(
-    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve
+    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve,
+    impl,
 ):  # fmt: skip
     """Gradients of the fibres, value, eps, power and bias (empty where it is not ``wanted``, the third)."""
     f = fibres_of(tensors, end)
@@ -117,7 +122,8 @@ def _(
 
 @torch.library.register_fake("horosphere::metric_attention_backward")
 def _(
-    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve
+    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve,
+    impl,
 ):  # fmt: skip
     fibres = [t.new_empty(t.shape) for t in tensors]
     dbias = bias.new_empty(bias.shape) if wanted[2] else value.new_empty(0)
@@ -126,7 +132,7 @@ def _(
 
 def _save(ctx, inputs, output):
     tensors, ctx.end, value, eps, power, bias, *settings = inputs
-    *ctx.settings, seed, ctx.resolve = settings
+    *ctx.settings, seed, ctx.resolve, ctx.impl = settings
     ctx.has = bias is not None, seed is not None
     ctx.save_for_backward(*output, *tensors, value, eps, power, *(t for t in (bias, seed) if t is not None))
 
@@ -142,11 +148,11 @@ def _backward(ctx, dout, dlse):
     else:
         wanted = [eps.requires_grad, power.requires_grad, bias is not None and bias.requires_grad]
         *found, dbias = torch.ops.horosphere.metric_attention_backward(
-            out, lse, dout, dlse, wanted, tensors, ctx.end, value, eps, power, bias, *settings
+            out, lse, dout, dlse, wanted, tensors, ctx.end, value, eps, power, bias, *settings, ctx.impl
         )
         found.append(dbias if wanted[2] else None)
     points, *others = found
-    return points, None, *others, *(None,) * 5
+    return points, None, *others, *(None,) * 6
 
 
 def _plain_gradient(dout, dlse, tensors, end, others, settings):

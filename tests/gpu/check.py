@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases, metric_cases
+from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases
 
 ROUNDS = 20
 
@@ -109,7 +109,7 @@ def main() -> int:
     checks = [
         (f"{impl} {of.__name__} {c.name}", lambda c=c, i=impl, of=of: of.check(c, i, "cuda"))
         for impl in ("triton", "blocked")
-        for of in (cases, attention_cases, metric_cases)
+        for of in (cases, attention_cases, metric_cases, metric_attention_cases)
         for c in of.CASES
     ]
     for name, check in [*checks, ("cdist and knn as a user calls them", as_a_user)]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases, metric_cases
+from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
@@ -22,6 +22,11 @@ def test_triton_attention_is_the_reference(case):
 @pytest.mark.parametrize("case", metric_cases.CASES, ids=lambda c: c.name)
 def test_triton_distances_under_metrics_are_the_reference(case):
     metric_cases.check(case, "triton")
+
+
+@pytest.mark.parametrize("case", metric_attention_cases.CASES, ids=lambda c: c.name)
+def test_triton_attention_under_metrics_is_the_reference(case):
+    metric_attention_cases.check(case, "triton")
 
 
 def test_cdist_by_triton():

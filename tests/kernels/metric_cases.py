@@ -89,8 +89,8 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
     leaves = [t.clone().requires_grad_() for t in f.tensors()]
     wide = [t.detach().double().requires_grad_() for t in leaves]
     with filled_with_nan():
-        found = metric_ops.metric_sqdist(_like(f, leaves), resolve=case.resolve, impl=impl)
-        true = dense(_like(f, wide))
+        found = metric_ops.metric_sqdist(like(f, leaves), resolve=case.resolve, impl=impl)
+        true = dense(like(f, wide))
         upper = torch.randn(true.shape, generator=torch.Generator().manual_seed(1), dtype=true.dtype).to(device)
         ours = torch.autograd.grad(found, leaves, upper.to(found.dtype))
     theirs = torch.autograd.grad(true, wide, upper)
@@ -107,6 +107,6 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
             assert (a.double() - b).abs().max() <= gradient * b.abs().max(), (a, b)
 
 
-def _like(f: Fibres, tensors: list[Tensor]) -> Fibres:
+def like(f: Fibres, tensors: list[Tensor]) -> Fibres:
     given = iter(tensors)
     return Fibres(*(None if t is None else next(given) for t in f))

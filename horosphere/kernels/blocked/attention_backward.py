@@ -94,7 +94,7 @@ def attention_backward(
                     measured = w.log().neg_() if weighing.reciprocal else weighing.measure(z)
                     dpower[e] -= torch.where(g == 0, 0.0, g * measured).sum((-1, -2)).to(dpower.dtype)
                 g = g.mul_(w) if weighing.reciprocal else weighing.slope_(g, z)
-                if wanted[0]:
+                if wanted[0] and weight == "inverse":
                     deps[e] += scale * g.sum((-1, -2)).to(deps.dtype)
                 group.pull(i, j, g)
             group.rows_done(i, scale)

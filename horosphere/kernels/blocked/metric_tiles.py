@@ -27,6 +27,8 @@ from horosphere.kernels.reference.metric_sqdist import by_differences
 # Pairs worked from differences at a time: 2^12 with metrics of 64 x 4 take 17 MB. Tiles in float32 with more are made
 # again by products in float64.
 PAIRS = 2**12
+# z is kept at least here where weights are made of it, as in horosphere.kernels.blocked.near.
+TINY = 1e-30
 
 
 class Side(NamedTuple):
@@ -67,9 +69,9 @@ class MetricTiles:
         self.tolerance = tolerance
         self.wide: MetricTiles | None = None  # the same in float64, for tiles full of near pairs
         self._sides: list[Side | None] | None = None
-        self._norms = nq.squeeze(-1), nk.squeeze(-1)
+        self.norms = nq.squeeze(-1), nk.squeeze(-1)
         if tolerance is not None:
-            self._bounds(*self._norms)
+            self._bounds(*self.norms)
 
     def _side(self, scale: Tensor | None, factor: Tensor | None, points: Tensor) -> Side | None:
         if scale is None:
@@ -95,17 +97,17 @@ class MetricTiles:
                 return torch.zeros_like(like)
             return self.fibres.share * (flat * scale**2 + steep * _square(factor))
 
-        self._limits = [
+        self.limits = [
             limit(self.flat.scale_q, self.flat.factor_q, nq),
             limit(self.flat.scale_k, self.flat.factor_k, nk),
         ]
-        self._largest = (_most(nq) + _most(nk)) * (_most(self._limits[0]) + _most(self._limits[1]))
+        self._largest = (_most(nq) + _most(nk)) * (_most(self.limits[0]) + _most(self.limits[1]))
 
     def extent(self) -> float:
         """A bound of d^2: the largest difference times the largest eigenvalues."""
         sides = ((self.flat.scale_q, self.flat.factor_q), (self.flat.scale_k, self.flat.factor_k))
         largest = [_most(s**2 + _square(u)) for s, u in sides if s is not None]
-        return (_most(self._norms[0]) ** 0.5 + _most(self._norms[1]) ** 0.5) ** 2 * max(largest)
+        return (_most(self.norms[0]) ** 0.5 + _most(self.norms[1]) ** 0.5) ** 2 * max(largest)
 
     def tile(self, e: slice, i: slice, j: slice, eps: Tensor | None, out: Tensor, scratch: Tensor) -> Tile:
         """d^2 + eps, eps (E, 1, 1), of a tile in the flat buffer ``out``."""
@@ -116,13 +118,13 @@ class MetricTiles:
         for t in self._columns(e, i, j, scratch):
             z.addcmul_(t, t)
         if self.tolerance is None or not z.numel() or float(z.amin()) >= self._largest:
-            return Tile(z, None, None)
+            return Tile(z if eps is None or self.tolerance is not None else z.clamp_(min=TINY), None, None)
         return self.rework_(z, e, i, j, eps)
 
     def rework_(self, z: Tensor, e: slice, i: slice, j: slice, eps: Tensor | None) -> Tile:
         """z with its unresolved pairs made again, in place."""
-        nq, nk = self._norms[0][e, i, None], self._norms[1][e, None, j]
-        limit = (nq + nk) * (self._limits[0][e, i, None] + self._limits[1][e, None, j])
+        nq, nk = self.norms[0][e, i, None], self.norms[1][e, None, j]
+        limit = (nq + nk) * (self.limits[0][e, i, None] + self.limits[1][e, None, j])
         near = (~(z >= limit)).nonzero()
         if not near.shape[0]:
             return Tile(z, None, None)
@@ -134,7 +136,7 @@ class MetricTiles:
             return Tile(z.copy_(exact.z), None, exact)
         for some in near.split(PAIRS):
             d2 = by_differences(self._pairs(some, e, i, j))
-            z[tuple(some.T)] = (d2 if eps is None else d2 + eps[some[:, 0], 0, 0]).to(z.dtype)
+            z[tuple(some.T)] = (d2 if eps is None else (d2 + eps[some[:, 0], 0, 0]).clamp(min=TINY)).to(z.dtype)
         return Tile(z, near, None)
 
     def _columns(self, e: slice, i: slice, j: slice, scratch: Tensor) -> Iterator[Tensor]:
@@ -218,7 +220,7 @@ class MetricTiles:
             upper = g[tuple(some.T)].to(torch.float64)
             with torch.enable_grad():
                 leaves = self._pairs(some, e, i, j)
-                leaves = Fibres(*(None if t is None else t.detach().requires_grad_() for t in leaves))
+                leaves = Fibres(*(None if t is None else t.detach().to(torch.float64).requires_grad_() for t in leaves))
                 found = iter(torch.autograd.grad(by_differences(leaves), leaves.tensors(), upper))
             if self._direct is None:
                 self._direct = [None if t is None else torch.zeros_like(t, dtype=torch.float64) for t in self.flat]

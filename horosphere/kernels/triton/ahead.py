@@ -19,6 +19,8 @@ from horosphere.kernels.triton import (
     attention_backward_kernels,
     attention_kernels,
     metric,
+    metric_attention,
+    metric_attention_kernels,
     metric_kernels,
     sqdist_kernels,
 )
@@ -130,6 +132,12 @@ def metric_variants() -> Iterator[Variant]:
         for name, kernel in (("forward", metric_kernels.forward), ("backward", metric_kernels.backward)):
             constants = {"OWN": own, "OTHER": other, **options}
             yield Variant(f"metric {name}, {which} {TYPES[dtype]}", kernel, dtype, constants, settings)
+        options = metric_attention.options_for(dtype, "cuda")
+        settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+        constants = {"OWN": own, "OTHER": other, "SHARE": 0.5 if own and other else 1.0, "WEIGHT": 0, "RESOLVE": True}
+        constants |= {"BIAS": 0, "CAUSAL": True, "DROPOUT": False, "V": attention.columns_of(64, dtype), **options}
+        name = f"metric attention, {which} {TYPES[dtype]}"
+        yield Variant(name, metric_attention_kernels.average, dtype, constants, settings)
 
 
 def build(variant: Variant, target: str) -> Usage:

@@ -16,8 +16,8 @@ from horosphere.kernels.dropout import row_keys
 from horosphere.kernels.parts import Part
 from horosphere.kernels.triton import attention_backward_kernels, attention_kernels
 
-# Rows and columns of a tile, half the rows in float64; columns of the values or features that a program holds sums of.
-ROWS, COLUMNS = 64, 32
+# Rows and columns of a tile: with more rows registers spill. Columns of the values or features that a program sums.
+TILE = 32
 WIDEST = 128
 WEIGHTS = {"inverse": 0, "softmax": 1, "gaussian": 2}
 
@@ -26,8 +26,8 @@ def options_for(dtype: torch.dtype, backend: str) -> dict:
     """Tile sizes, terms of the series, and how products with sums are worked: never in less than float32."""
     wide = dtype == torch.float64
     return {
-        "R": ROWS // 2 if wide else ROWS,
-        "C": COLUMNS,
+        "R": TILE,
+        "C": TILE,
         "TERMS": 14 if wide else 6,
         "PRECISION": "tf32x3" if backend == "cuda" and not wide else "ieee",
         "num_warps": 8,
@@ -104,10 +104,12 @@ class Masking:
         causal: int | None,
         dropout_p: float,
         seed: Tensor | None,
-        points: Points,
         weight: str,
+        batch: torch.Size,
+        queries: int,
+        device: torch.device,
     ):
-        entries, device = points.batch.numel(), points.queries.augmented.device
+        entries = batch.numel()
         nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self.bias, self.strides, kind = nothing, (0, 0), 0
         self.place = torch.zeros(entries, dtype=torch.int64, device=device)
@@ -117,8 +119,8 @@ class Masking:
             if kind == 2:
                 self.bias = self.bias.view(torch.uint8)
             self.strides = bias_strides(self.bias)
-            self.place = places(self.bias, points.batch).to(device)
-        self.keys = row_keys(seed, entries, points.n) if dropout_p else nothing.expand(entries)
+            self.place = places(self.bias, batch).to(device)
+        self.keys = row_keys(seed, entries, queries) if dropout_p else nothing.expand(entries)
         self.causal = 0 if causal is None else causal
         self.threshold, self.gain = min(round(dropout_p * 2**32), 2**32 - 1) - 2**31, 1 / (1 - dropout_p)
         self.constants = {
@@ -171,7 +173,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.blocked.attention.attention; eps and power (B,) in float64."""
     points = Points(parts, batch, dtype)
-    masking = Masking(bias, causal, dropout_p, seed, points, weight)
+    masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
     values = flat(value, batch, 2).to(dtype).contiguous()
     entries, m, width = values.shape
     out = values.new_zeros(entries, points.n, width)
@@ -229,7 +231,7 @@ def attention_backward(
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of the packed points, value, eps (B,), power (B,) and bias; ``wanted`` as in the blocked form."""
     points = Points(parts, batch, dtype)
-    masking = Masking(bias, causal, dropout_p, seed, points, weight)
+    masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
     values, out, dout = (flat(t, batch, 2).to(dtype).contiguous() for t in (value, out, dout))
     lse = flat(lse, batch, 1).contiguous()
     mean = (out * dout).sum(-1) - flat(dlse, batch, 1)

@@ -19,13 +19,13 @@ def options_for(dtype: torch.dtype) -> dict:
     return {"R": TILE, "C": TILE, "num_warps": 4 if dtype == torch.float32 else 8, "enable_fp_fusion": True}
 
 
-def _layout(made: MetricTiles) -> tuple[list[Tensor], list[Tensor]]:
-    """(features, scales, columns, points) of queries and of keys, transposed; empty where there is no metric."""
+def features(made: MetricTiles) -> tuple[list[Tensor], list[Tensor]]:
+    """(scales, features, columns, points) of queries and of keys as the kernels read them, transposed."""
     found = []
     for features, side, points in ((made.a, made.query, made.x), (made.b, made.key, made.y)):
-        if side is None:
+        if side is None:  # no metric: nothing to read
             side = Side(points.new_zeros(0, *points.shape), points.new_zeros(points.shape[:-1]))
-        found.append([t.contiguous() for t in (features.mT, side.scales, side.columns.mT, points.mT)])
+        found.append([t.contiguous() for t in (side.scales, features.mT, side.columns.mT, points.mT)])
     return found[0], found[1]
 
 
@@ -35,7 +35,7 @@ def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
     made = MetricTiles(f, batch, dtype, tolerance)
     out = torch.empty(batch.numel(), n, m, dtype=dtype, device=f.q.device)
     if out.numel():
-        (a, s, u, x), (b, t, v, y) = _layout(made)
+        (s, a, u, x), (t, b, v, y) = features(made)
         options = options_for(dtype)
         grid = (out.shape[0] * triton.cdiv(n, options["R"]) * triton.cdiv(m, options["C"]),)
         kernels.forward[grid](
@@ -54,10 +54,10 @@ def sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]
     made.prepare_gradients()
     upper = grad.reshape(f.batch.numel(), n, m).to(dtype).contiguous()
     if upper.numel():
-        sides = _layout(made)
+        sides = features(made)
         options = options_for(dtype)
         for swapped in (False, True):
-            (a, s, u, x), (b, t, v, y) = sides[::-1] if swapped else sides
+            (s, a, u, x), (t, b, v, y) = sides[::-1] if swapped else sides
             rows, columns = (m, n) if swapped else (n, m)
             da, ds, du, dx = (torch.zeros_like(into) for into in (a, s, u, x))
             own, other = (made.key, made.query) if swapped else (made.query, made.key)
