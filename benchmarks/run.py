@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from attention import attention_tables
 from peers import PeerMissing, geomstats_distances, hypll_distances, versions
 from tables import Bar, Contender, Table
 from training import precision_tables, training_tables
@@ -122,6 +123,9 @@ def nearest_tables(options: argparse.Namespace) -> list[Table]:
 
 
 OPERATIONS = {
+    "attention": Operation(
+        ["tests/kernels/test_attention.py", "tests/kernels/test_attention_blocked.py"], attention_tables
+    ),
     "distance": Operation(["tests/kernels/test_sqdist.py", "tests/kernels/test_compiled.py"], distance_tables),
     "nearest": Operation(["tests/kernels/test_nearest.py"], nearest_tables),
     "training": Operation(

@@ -1,9 +1,12 @@
-"""What happens inside a network, in numbers: ranks, and how tokens become alike with depth."""
+"""What happens inside a network, in numbers: ranks, how tokens become alike with depth, and whether keys are apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.pairwise import knn
 
 NORMS = ("frobenius", "composite")
 
@@ -53,6 +56,34 @@ def rank_residual(x: Tensor, norm: str = "frobenius") -> Tensor:
     else:
         above, below = ((_column_sums(t) * _column_sums(t.mT)).sqrt() for t in (rest, x))
     return above / torch.where(below > 0, below, 1.0)
+
+
+def retrieval_margin(key: Tensor, manifold: geoopt.Manifold, eps: float | Tensor) -> Tensor:
+    r"""Whether eps is small enough for inverse-distance attention to tell each key from all others.
+
+    .. math:: r_j = \varepsilon \frac{M - 1}{\min_{l \ne j} d(k_j, k_l)^2}
+
+    A query at key j gives the others at most the share r_j of the weight that it gives to j. From r_j = 1/2 on
+    retrieval of that key degrades; equal keys have infinity.
+
+    Args:
+        key: points (..., M, D), M >= 2.
+        manifold: as in :func:`horosphere.knn`.
+        eps: > 0, a number or a tensor that broadcasts against (..., M): (H, 1) for one a head.
+
+    Returns:
+        (..., M) in the type of the keys.
+
+    Raises ValueError for fewer than two keys or an eps that is not positive.
+
+    Source: the bound of retrieval in docs/attention.md.
+    """
+    if key.dim() < 2 or key.shape[-2] < 2:
+        raise ValueError(f"key must hold at least two points, shape (..., M, D); got {tuple(key.shape)}")
+    if not bool((torch.as_tensor(eps) > 0).all()):
+        raise ValueError(f"eps must be positive, got {eps}")
+    nearest = knn(key, key, manifold, k=2).distances[..., 1]
+    return eps * (key.shape[-2] - 1) / nearest**2
 
 
 def _column_sums(x: Tensor) -> Tensor:
