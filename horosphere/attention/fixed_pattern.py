@@ -187,8 +187,8 @@ def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -
         rows = max(rows, -(-n // LARGEST_BLOCKS))
     again = again and rows < n
     outs = []
-    for i in range(0, n, rows):
-        some = (query[..., i : i + rows, :], *given, mask, manifold, pattern, offset + i, eps, power)
+    for i, piece in enumerate(query.split(rows, -2)):
+        some = (piece, *given, mask, manifold, pattern, offset + i * rows, eps, power)
         outs.append(checkpoint(work, *some, use_reentrant=False) if again else work(*some))
     return torch.cat(outs, -2) if len(outs) > 1 else outs[0]
 

@@ -91,13 +91,12 @@ def landmark_attention(
         return _stream(state, query, key, value, anchors, mask, manifold, eps, power)[0]
     again = _work_again(query, anchors)
     held = _joined(state)
-    for rows in _blocks(key.shape[-2]):
-        some = (key[..., rows, :], value[..., rows, :], None if mask is None else mask[..., rows])
+    for some in _blocks(mask, key, value):
         given = (*some, anchors, manifold, eps, power)
         held = held + (checkpoint(_poured, *given, use_reentrant=False) if again else _poured(*given))
     outs = []
-    for rows in _blocks(query.shape[-2]):
-        given = (query[..., rows, :], held, anchors, manifold, eps, power)
+    for some, _ in _blocks(None, query):
+        given = (some, held, anchors, manifold, eps, power)
         outs.append(checkpoint(_read, *given, use_reentrant=False) if again else _read(*given))
     return torch.cat(outs, -2).to(value.dtype)
 
@@ -199,8 +198,13 @@ def _checked_anchors(anchors: Tensor, query: Tensor) -> Tensor:
     return anchors.to(query.dtype).expand(*batch, *anchors.shape[-2:])
 
 
-def _blocks(n: int) -> list[slice]:
-    return [slice(i, min(i + BLOCK, n)) for i in range(0, max(n, 1), BLOCK)]
+def _blocks(mask: Tensor | None, *tokens: Tensor):
+    """Pieces of BLOCK rows of each, and of the mask; one of none where there are no rows.
+
+    By one split, whose gradient is put together once: that of a slice is as long as the sequence.
+    """
+    pieces = [t.split(BLOCK, -2) for t in tokens]
+    return zip(*pieces, [None] * len(pieces[0]) if mask is None else mask.split(BLOCK, -1), strict=True)
 
 
 def _work_again(query: Tensor, anchors: Tensor) -> bool:
@@ -257,9 +261,8 @@ def _stream(
 ) -> tuple[Tensor, LandmarkState]:
     held, outs = _joined(state), []
     again = _work_again(query, anchors)
-    for rows in _blocks(key.shape[-2]):
-        some = (t[..., rows, :] for t in (query, key, value))
-        given = (held, *some, None if mask is None else mask[..., rows], anchors, manifold, eps, power)
+    for some in _blocks(mask, query, key, value):
+        given = (held, *some, anchors, manifold, eps, power)
         out, held = checkpoint(_causal_block, *given, use_reentrant=False) if again else _causal_block(*given)
         outs.append(out)
     return torch.cat(outs, -2).to(value.dtype), LandmarkState(held[..., :-1], held[..., -1])

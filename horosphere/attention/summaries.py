@@ -136,23 +136,23 @@ def summary_step(
     mask = checked_key_mask(key_mask, key)
     dtype = value.dtype
     query, key, value = (t.to(_numerics.fast_dtype(t.dtype)) for t in (query, key, value))
-    slots, n, at = state.counts.shape[-1], key.shape[-2], 0
+    slots, n = state.counts.shape[-1], key.shape[-2]
     # the transforms of torch.func do not go through checkpoint's hooks
     again = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
     again = again and query.shape[:-1].numel() * (slots + chunk) > KEPT_WEIGHTS
     together = max(1, GROUP_WEIGHTS // max(1, query.shape[:-2].numel() * chunk * max(slots, chunk)))
+    first = min(n, chunk - state.seen % chunk)
+    lengths = [m for m in (first, *[chunk] * ((n - first) // chunk), (n - first) % chunk) if m]
+    # one split, whose gradient is put together once: that of a slice is as long as the sequence
+    pieces = [t.split(lengths, -2) for t in (query, key, value)] if n else [(), (), ()]
+    masks = [None] * len(lengths) if mask is None or not n else mask.split(lengths, -1)
     outs, waiting = [], []
-    while at < n:
-        rows = slice(at, at + min(n - at, chunk - state.seen % chunk))
-        here = None if mask is None else mask[..., rows]
-        reading, state = _follow(
-            state, query[..., rows, :], key[..., rows, :], value[..., rows, :], here, manifold, chunk
-        )
+    for *piece, here in zip(*pieces, masks, strict=True):
+        reading, state = _follow(state, *piece, here, manifold, chunk)
         if waiting and (len(waiting) == together or not reading.goes_with(waiting[0])):
             outs += _read_all(waiting, manifold, eps, power, again)
             waiting = []
         waiting.append(reading)
-        at = rows.stop
     if waiting:
         outs += _read_all(waiting, manifold, eps, power, again)
     out = torch.cat(outs, -2) if outs else value
