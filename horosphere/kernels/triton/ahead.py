@@ -86,9 +86,7 @@ def attention_variants() -> Iterator[Variant]:
     product = {"product": ((32, 16), (-1, 1), (0, 0))}
     for dtype, (space, (features, signs, times)) in itertools.product(TYPES, {**spaces, **product}.items()):
         for weight, bias, causal, dropout in ((0, 0, False, False), (1, 1, True, True), (2, 2, True, False)):
-            if space != "-1" and (weight or (dtype == torch.float64 and space != "product")):
-                continue
-            if weight and dtype == torch.float64:
+            if (weight or dtype == torch.float64) and (space != "-1" or (weight and dtype == torch.float64)):
                 continue
             shapes = {
                 "PARTS": len(features),
