@@ -1,7 +1,7 @@
 """Run an operation's tests, then measure it beside its peers; figures go to benchmarks/results/ as JSON and text.
 
     python benchmarks/run.py distance nearest [--rounds 30] [--threads 1] [--geoopt 2]
-    python benchmarks/run.py training precision --threads 1 --rounds 15 --wordnet /usr/share/wordnet
+    python benchmarks/run.py training precision_10 precision_50 --threads 1 --rounds 15 --wordnet /usr/share/wordnet
 
 Contenders alternate within one process, so that they share whatever else the machine does; minima and medians of wall
 time are printed, and of the process's CPU time, which other programs disturb less. Bars compare minima of wall time.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,7 +132,8 @@ OPERATIONS = {
     "training": Operation(
         ["tests/embedding/test_engines.py", "tests/embedding/test_compiled_ball.py"], training_tables
     ),
-    "precision": Operation(["tests/embedding/test_engines.py"], precision_tables),
+    "precision_10": Operation(["tests/embedding/test_schedule.py"], precision_tables),
+    "precision_50": Operation(["tests/embedding/test_schedule.py"], partial(precision_tables, negatives=50)),
 }
 
 
@@ -213,7 +215,7 @@ def main() -> int:
     )
     parser.add_argument("--synsets", type=int, default=250, help="drawn for the precision of all trainings")
     parser.add_argument("--passes", type=int, default=10, help="over their pairs")
-    parser.add_argument("--whole-passes", type=int, default=3, help="over all pairs, ours and the rival's; 0: none")
+    parser.add_argument("--whole-passes", type=int, default=0, help="over all pairs, ours and the rival's; 0: none")
     options = parser.parse_args()
     unknown = set(options.operations) - set(OPERATIONS)
     if unknown:

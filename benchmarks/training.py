@@ -39,9 +39,9 @@ GENSIM_BATCHES = (10, 100, 1000)
 OWN, POPULAR = "gensim, batch 10, its own negatives", "gensim, batch 10, our negatives"
 PRECISE = ("gensim, batch 10", OWN, POPULAR)  # the smallest of the batches: larger ones learn less in a pass
 OPTIMIZERS = ("RiemannianAdam", "RiemannianSGD", "SparseRiemannianAdam", "SparseRiemannianSGD")
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-FIRST = {"Adam": 0.1, "other": 1.0}  # where the climb begins
-BURN_INS = (0.1, 0.3)  # shares of the passes
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
+FIRST = {"Adam": 0.3, "other": 1.0}  # where the climb begins
+BURN_INS = (0.3, 0.5, 0.1)  # shares of the passes
 # The bar of speed at so many negatives: our time is at most this share of the contender's.
 BARS = {10: ("gensim", 1 / 5), 50: ("RiemannianAdam", 1 / 3)}
 SEEDS = (0, 1, 2)
@@ -55,9 +55,9 @@ class Method(NamedTuple):
     begin: Callable[[Graph, np.ndarray, int], tuple[Callable, Callable]]
 
     @property
-    def first(self) -> int:
-        """The rung of `RATES` that is tried first."""
-        return RATES.index(FIRST["Adam" if "Adam" in self.name else "other"])
+    def first(self) -> float:
+        """The rate that is tried first."""
+        return FIRST["Adam" if "Adam" in self.name else "other"]
 
 
 def training_tables(options: argparse.Namespace) -> Iterator[Table]:
@@ -67,25 +67,22 @@ def training_tables(options: argparse.Namespace) -> Iterator[Table]:
         yield _speed(graph, name, negatives, rival, limit, bars=options.wordnet is not None)
 
 
-def precision_tables(options: argparse.Namespace) -> Iterator[Table]:
-    """MAP after equal passes: a sample of the nouns, then all of them by what was best there; or mammals."""
+def precision_tables(options: argparse.Namespace, negatives: int = 10) -> Iterator[Table]:
+    """MAP after equal passes over a sample of the nouns, or over the mammals; and, beside gensim, over all nouns."""
     graph, name = _graph(options)
     sample, title = graph, name
     if options.wordnet is not None:
         sample, title = _sampled(graph, options.synsets), f"{name}, {options.synsets} synsets and all above them"
-    found = {}
-    for negatives, (rival, _) in BARS.items():
-        table, found[negatives] = _precision(
-            sample, title, negatives, options.passes, _precise(negatives, rival), rival
-        )
-        yield table
+    rival, _ = BARS[negatives]
+    methods = _precise(negatives, rival)
+    table, best = _precision(sample, title, negatives, options.passes, methods, rival)
+    yield table
     if sample is not graph and options.whole_passes:
-        negatives, (rival, _) = next(iter(BARS.items()))
         # Its rejection of true neighbours, ten draws at a time, does not end where they are most of the mass.
-        kept = [m for m in _precise(negatives, rival) if m.name not in (OWN, POPULAR)]
-        best = {m.name: found[negatives][m.name] for m in kept}
-        kept = [m for m in kept if m.name in (OURS, _best_of(best, rival))]
-        yield _precision(graph, f"{name}, all pairs", negatives, options.whole_passes, kept, rival, best)[0]
+        kept = [m for m in methods if m.name not in (OWN, POPULAR)]
+        known = {m.name: best[m.name] for m in kept}
+        kept = [m for m in kept if m.name in (OURS, _best_of(known, rival))]
+        yield _precision(graph, f"{name}, all pairs", negatives, options.whole_passes, kept, rival, known)[0]
 
 
 def _graph(options: argparse.Namespace) -> tuple[Graph, str]:
@@ -153,7 +150,10 @@ def _precision(
     details, best = [], {}
     for method in methods:
         if known is None:
-            tried = [d for burn_in in BURN_INS for d in _climb(method, graph, negatives, passes, burn_in)]
+            tried = []
+            for burn_in in BURN_INS:
+                begin = max(tried, key=lambda d: d["map"])["rate"] if tried else method.first
+                tried += _climb(method, graph, negatives, passes, begin, burn_in)
         else:
             settings = known[method.name]
             tried = [_train(method, graph, negatives, passes, settings["rate"], settings["burn_in"], 0)]
@@ -183,10 +183,10 @@ def _precision(
     return Table(title, [], [], notes=tuple(lines), details=tuple(details), held=held), best
 
 
-def _climb(method: Method, graph: Graph, negatives: int, passes: int, burn_in: float) -> list[dict]:
+def _climb(method: Method, graph: Graph, negatives: int, passes: int, first: float, burn_in: float) -> list[dict]:
     """Trainings at neighbouring rates, the best of them with worse ones on both sides (or at the ladder's end)."""
     done: dict[int, dict] = {}
-    top = method.first
+    top = RATES.index(first)
     while True:
         for rung in (top, top + 1, top - 1):
             if 0 <= rung < len(RATES) and rung not in done:
