@@ -5,19 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
-from horosphere.attention import aggregate
+from horosphere.attention import aggregate, row_blocks
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.masks import with_causal
 from horosphere.kernels import attention_ops, dispatch
-from horosphere.kernels.dropout import keep_mask
 from horosphere.kernels.ops import without_autocast
-from horosphere.kernels.reference import attention as reference
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
-from horosphere.manifolds.pairwise import BLOCK_NUMBERS, cdist, has_batched_curvature
+from horosphere.manifolds.pairwise import cdist, has_batched_curvature
 
 
 def geodesic_attention(
@@ -158,7 +155,9 @@ def attention_weights(
     if weight == "dot":
         raise ValueError('weight="dot" is torch\'s scaled_dot_product_attention, which forms no weights')
     with without_autocast(args.query.device):
-        w, _ = _rows(args, args.query, args.bias, args.causal, manifold, weight, precision, impl)
+        everything = slice(0, args.query.shape[-2])
+        d2 = _distances(args, everything, manifold, precision, impl)
+        w, _ = row_blocks.weights_of_rows(args, everything, d2, weight)
     return args.joined(w, 2).to(args.query.dtype)
 
 
@@ -171,7 +170,15 @@ def _attend(
         if impl in ("blocked", "triton"):
             why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
             raise ValueError(f"impl={impl!r} serves chords in product form; {why} works in blocks of rows: impl='auto'")
-        return _in_row_blocks(args, value, manifold, dropout_p, seed, weight, precision)
+        return row_blocks.attend(
+            args,
+            lambda rows: _distances(args, rows, manifold, precision),
+            lambda w, rows: w @ value.to(w.dtype),
+            dropout_p=dropout_p,
+            seed=seed,
+            weight=weight,
+            numbers=args.query.shape[-1],
+        )
     parts_y = parts_x if args.key is args.query else chords(manifold, args.key)
     return attention_ops.attention(
         parts_x,
@@ -189,54 +196,7 @@ def _attend(
     )
 
 
-def _rows(
-    args: Arguments,
-    query: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    manifold: geoopt.Manifold,
-    weight: str,
-    precision: str,
-    impl: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Weights and lse of some rows, from cdist."""
-    dtype = _numerics.fast_dtype(query.dtype)
-    d2 = cdist(query.to(dtype), args.key.to(dtype), manifold, squared=True, precision=precision, impl=impl)
-    eps, power = (attention_ops.as_scalar(s, query) for s in (args.eps, args.power))
-    return reference.weights(d2, eps, power, bias, causal, weight)
-
-
-def _in_row_blocks(
-    args: Arguments,
-    value: Tensor,
-    manifold: geoopt.Manifold,
-    dropout_p: float,
-    seed: Tensor | None,
-    weight: str,
-    precision: str,
-) -> tuple[Tensor, Tensor]:
-    """Blocks of rows of the exact matrix, which the backward pass recomputes."""
-    n, m = args.query.shape[-2], args.key.shape[-2]
-    batch = args.query.shape[:-2]
-    mask = keep_mask(seed, (*batch, n, m), dropout_p) if dropout_p else None
-
-    def block(start: int, query: Tensor) -> tuple[Tensor, Tensor]:
-        stop = start + query.shape[-2]
-        bias = args.bias
-        if bias is not None and bias.dim() > 1 and bias.shape[-2] > 1:
-            bias = bias[..., start:stop, :]
-        causal = None if args.causal is None else args.causal + start
-        w, lse = _rows(args, query, bias, causal, manifold, weight, precision)
-        if mask is not None:
-            w = torch.where(mask[..., start:stop, :], w / (1 - dropout_p), 0.0)
-        return w @ value.to(w.dtype), lse
-
-    rows = max(1, BLOCK_NUMBERS // max(1, m * batch.numel() * args.query.shape[-1]))
-    if n <= rows:
-        return block(0, args.query)
-    blocks = [(i, args.query[..., i : i + rows, :]) for i in range(0, n, rows)]
-    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-        found = [checkpoint(block, i, q, use_reentrant=False) for i, q in blocks]
-    else:
-        found = [block(i, q) for i, q in blocks]
-    return torch.cat([out for out, _ in found], -2), torch.cat([lse for _, lse in found], -1)
+def _distances(args: Arguments, rows: slice, manifold: geoopt.Manifold, precision: str, impl: str = "auto") -> Tensor:
+    """Squared distances of the queries in a slice to all keys, by cdist."""
+    query, key = (t.to(_numerics.fast_dtype(t.dtype)) for t in (args.query, args.key))
+    return cdist(query[..., rows, :], key, manifold, squared=True, precision=precision, impl=impl)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from horosphere.attention.arguments import Arguments
 from horosphere.kernels.attention_ops import as_scalar
-from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.dropout import kept, row_keys
 from horosphere.kernels.reference import attention as reference
 from horosphere.manifolds.pairwise import BLOCK_NUMBERS
 
@@ -33,6 +33,7 @@ def attend(
     dropout_p: float,
     seed: Tensor | None,
     weight: str,
+    numbers: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Out (..., N, Dv) and lse (..., N).
 
@@ -40,19 +41,20 @@ def attend(
         args: the checked arguments.
         distances: squared distances (..., R, M) of the queries in a slice to all keys.
         average: what the weights (..., R, M) of a slice make of the values, (..., R, Dv).
+        numbers: how many numbers the distance of a pair takes on the way: decides how many rows go together.
     """
     n, m = args.query.shape[-2], args.key.shape[-2]
     batch = args.query.shape[:-2]
-    mask = keep_mask(seed, (*batch, n, m), dropout_p) if dropout_p else None
+    keys = row_keys(seed, batch.numel(), n).view(*batch, n) if dropout_p else None
 
     def block(start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         w, lse = weights_of_rows(args, rows, distances(rows), weight)
-        if mask is not None:
-            w = torch.where(mask[..., rows, :], w / (1 - dropout_p), 0.0)
+        if keys is not None:
+            w = torch.where(kept(keys[..., rows], 0, m, dropout_p), w / (1 - dropout_p), 0.0)
         return average(w, rows), lse
 
-    size = max(1, BLOCK_NUMBERS // max(1, m * batch.numel()))
+    size = max(1, BLOCK_NUMBERS // max(1, m * batch.numel() * numbers))
     if n <= size:
         return block(0, n)
     blocks = [(i, min(i + size, n)) for i in range(0, n, size)]

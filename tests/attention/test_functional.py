@@ -179,9 +179,9 @@ class OnlyDist(hs.Euclidean):
 
 @pytest.mark.parametrize("rows", (2, 100))
 def test_a_manifold_with_dist_alone_is_served_in_row_blocks(rows, monkeypatch):
-    from horosphere.attention import functional
+    from horosphere.attention import row_blocks
 
-    monkeypatch.setattr(functional, "BLOCK_NUMBERS", rows * 9 * 2 * 3)
+    monkeypatch.setattr(row_blocks, "BLOCK_NUMBERS", rows * 9 * 2 * 3)
     q, k, v = (values(2, n, 3, seed=n).requires_grad_() for n in (7, 9, 9))
     mask = values(7, 9, seed=4)
     for arguments in ({"attn_mask": mask}, {"is_causal": True}):

@@ -250,3 +250,26 @@ def test_bad_input_is_named(options, error, word):
     given = {"g_q": hs.TokenMetric(sq, uq), "g_k": hs.TokenMetric(sk, uk)} | options
     with pytest.raises(error, match=word):
         metric_attention(q, k, v, **given)
+
+
+@pytest.mark.parametrize("turned", (False, True))
+def test_blocks_of_rows_equal_the_whole(turned, monkeypatch):
+    """Blocks of two rows: masks, dropout and pair rotations are cut with them, and gradients recomputed."""
+    from horosphere.attention import row_blocks
+
+    leaves = [t.requires_grad_() for t in inputs()]
+    generator = torch.Generator().manual_seed(4)
+    a_q, a_k = (torch.randn(2, 3, n, 3, generator=generator, dtype=torch.float64) for n in (20, 26))
+    torch.manual_seed(0)
+    turn = PairRotation(4, 3).double().between(a_q, a_k) if turned else None
+    options = {"attn_mask": torch.randn(20, 26, generator=generator), "dropout_p": 0.2, "precision": "exact"}
+
+    def call(**changes):
+        torch.manual_seed(1)
+        return attend(*leaves, turn=turn, **(options | changes))
+
+    whole = call()
+    monkeypatch.setattr(row_blocks, "BLOCK_NUMBERS", 2 * 26 * 6)
+    same(call(), whole, leaves)
+    if not turned:  # the streaming loops drop the same weights
+        same(call(precision="auto"), whole, leaves)
