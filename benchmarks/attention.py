@@ -28,16 +28,17 @@ CAUSAL = 1.7
 LONG, MOST_MIB = 16_384, 128
 
 
-def spaces(n: int) -> dict[str, tuple]:
+def spaces(n: int, *wanted: str) -> dict[str, tuple]:
     """Manifold, queries and keys of each space; flat ones are standard normal, those of the ball as in "distance"."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, HEADS, n, SIZE, generator=generator) for _ in range(2))
     ball, sphere = hs.PoincareBall(-1.0), hs.Sphere(1.0)
-    return {
-        "flat": (hs.Euclidean(), q, k),
-        "ball": (ball, *(ball.expmap0(p * (0.75 / SIZE**0.5)) for p in (q, k))),
-        "sphere": (sphere, *(sphere.projx(p) for p in (q, k))),
+    makers = {
+        "flat": (hs.Euclidean(), lambda p: p),
+        "ball": (ball, lambda p: ball.expmap0(p * (0.75 / SIZE**0.5))),
+        "sphere": (sphere, sphere.projx),
     }
+    return {name: (makers[name][0], *(makers[name][1](p) for p in (q, k))) for name in wanted or FORWARD}
 
 
 def attention_tables(options: argparse.Namespace) -> Iterator[Table]:
@@ -80,23 +81,26 @@ def _step(tensors: tuple[torch.Tensor, ...], call: Callable, upper: torch.Tensor
     return lambda: torch.autograd.grad(call(*leaves), leaves, upper)
 
 
-# Everything that is not the operator's own is there before: inputs, result, gradients.
+# The peak is that since the last write to clear_refs; result and gradients are four tensors like the queries.
 PEAK = """
-import resource, sys, torch
+import sys, torch
 sys.path[:0] = {path}
 from attention import spaces
 from horosphere.attention import geodesic_attention
+
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
 torch.set_num_threads({threads})
-manifold, q, k = spaces({n})["{space}"]
-value = torch.randn_like(q)
-leaves = [t.requires_grad_() for t in (q, k, value)]
+manifold, q, k = spaces({n}, "{space}")["{space}"]
+leaves = [t.requires_grad_() for t in (q, k, torch.randn_like(q))]
+upper = torch.randn_like(q)
 few = [t[:, :, :600] for t in leaves]
 torch.autograd.grad(geodesic_attention(*few, manifold).sum(), few)
-kept = [torch.zeros_like(q).add_(0) for _ in range(5)]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-del kept[1:]
-torch.autograd.grad(geodesic_attention(*leaves, manifold), leaves, kept[0])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+open("/proc/self/clear_refs", "w").write("5")
+before = kib("VmRSS")
+torch.autograd.grad(geodesic_attention(*leaves, manifold), leaves, upper)
+print((kib("VmHWM") - before) / 1024 - 4 * q.numel() * q.element_size() / 2**20)
 """
 
 

@@ -9,11 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from horosphere import _numerics
 from horosphere.attention import aggregate, row_blocks
 from horosphere.attention.arguments import Arguments, checked
+from horosphere.attention.block_chords import block_chords
 from horosphere.attention.masks import with_causal
 from horosphere.kernels import attention_ops, dispatch
 from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import chords, resolve
+from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.pairwise import cdist, has_batched_curvature
 
 
@@ -165,7 +166,7 @@ def _attend(
     args: Arguments, value: Tensor, manifold: geoopt.Manifold, dropout_p: float, weight: str, precision: str, impl: str
 ) -> tuple[Tensor, Tensor]:
     seed = torch.randint(2**62, (), device=value.device) if dropout_p else None
-    parts_x = chords(manifold, args.query) if precision != "exact" else None
+    parts_x = block_chords(manifold, args.query) if precision != "exact" else None
     if parts_x is None:
         if impl in ("blocked", "triton"):
             why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
@@ -179,7 +180,7 @@ def _attend(
             weight=weight,
             numbers=args.query.shape[-1],
         )
-    parts_y = parts_x if args.key is args.query else chords(manifold, args.key)
+    parts_y = parts_x if args.key is args.query else block_chords(manifold, args.key)
     return attention_ops.attention(
         parts_x,
         parts_y,

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import normalize
 
 import horosphere as hs
-from horosphere.attention import attention_weights, flex_inputs, geodesic_attention
+from horosphere.attention import attention_weights, block_chords, flex_inputs, geodesic_attention
 
 RADIUS = 3.0
 
@@ -208,3 +208,23 @@ def test_flex_inputs_refuses_what_has_no_single_chord():
         flex_inputs(x[0], x[0], hs.Euclidean(), 0.1)
     with pytest.raises(ValueError, match="eps must be positive"):
         flex_inputs(x, x, hs.Euclidean(), 0.0)
+
+
+@pytest.mark.parametrize("name", ("ball", "sphere", "hyperboloid", "product"))
+def test_long_sequences_have_the_same_chords_block_by_block(name, monkeypatch):
+    manifold = {
+        "ball": hs.PoincareBall(-0.7, learnable=True),
+        "sphere": hs.Sphere(1.2, learnable=True),
+        "hyperboloid": hs.Lorentz(-0.7, learnable=True),
+        "product": hs.Product((hs.PoincareBall(-1.0, learnable=True), 3), (hs.Sphere(1.0), 3)),
+    }[name]
+    x, v = (0.3 * torch.tanh(normal(2, 50, 6))).float().requires_grad_(), normal(2, 50, 3).float()
+    found = []
+    for large, block in ((2**22, 2**20), (10, 100)):
+        monkeypatch.setattr(block_chords, "LARGE", large)
+        monkeypatch.setattr(block_chords, "BLOCK", block)
+        out = geodesic_attention(x, x, v, manifold)
+        found.append((out, *torch.autograd.grad((out * out).sum(), (x, *manifold.parameters()))))
+        with torch.no_grad():
+            assert torch.equal(geodesic_attention(x, x, v, manifold), out)
+    torch.testing.assert_close(*found)
