@@ -228,3 +228,16 @@ def test_long_sequences_have_the_same_chords_block_by_block(name, monkeypatch):
         with torch.no_grad():
             assert torch.equal(geodesic_attention(x, x, v, manifold), out)
     torch.testing.assert_close(*found)
+
+
+def test_second_derivatives_go_through_chords_made_block_by_block(monkeypatch):
+    ball = hs.PoincareBall(-0.7, learnable=True)
+    x = (0.3 * torch.tanh(normal(1, 12, 3))).float().requires_grad_()
+    found = []
+    for large, block in ((2**22, 2**20), (10, 12)):
+        monkeypatch.setattr(block_chords, "LARGE", large)
+        monkeypatch.setattr(block_chords, "BLOCK", block)
+        out = geodesic_attention(x, x, x, ball, eps=0.1)
+        (slope,) = torch.autograd.grad((out * out).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad((slope * slope).sum(), (x, ball.kappa)))
+    torch.testing.assert_close(*found)
