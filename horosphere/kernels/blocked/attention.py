@@ -27,12 +27,12 @@ class Plan:
     A thread works a batch entry at a time; small matrices share a tile.
     """
 
-    def __init__(self, signs: list, n: int, m: int, device: torch.device, rows: int = ROWS, columns: int = COLUMNS):
+    def __init__(self, signs: list, n: int, m: int, device: torch.device):
         size = tile_size(device)
         threads = torch.get_num_threads() if device.type == "cpu" else 1
-        each = min(size, rows * columns) if device.type == "cpu" else size
-        self.r = _even(n, rows)
-        self.c = _even(m, max(columns, each // max(1, self.r)))
+        each = min(size, ROWS * COLUMNS) if device.type == "cpu" else size
+        self.r = _even(n, ROWS)
+        self.c = _even(m, max(COLUMNS, each // max(1, self.r)))
         self.e = max(1, threads * each // max(1, self.r * self.c))
         self.signs, self.n, self.m = signs, n, m
         self.numbers = min(self.e, len(signs)) * self.r * self.c

@@ -19,7 +19,8 @@ from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, append, multiply, one
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
-ROWS, COLUMNS = 256, 512
+# Blocks of rows for which what the loop takes from the result is made at once.
+READY = 8
 
 
 def attention_backward(
@@ -46,7 +47,7 @@ def attention_backward(
     into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
     outs, lses, douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
     dlses = None if dlse is None else Entries(dlse, batch, 1)
-    plan = Plan(scores.signs, n, scores.m, scores.device, ROWS, COLUMNS)
+    plan = Plan(scores.signs, n, scores.m, scores.device)
     buffers = Buffers(scores.tensors + 2, plan.numbers, dtype, scores.device)
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
@@ -63,10 +64,16 @@ def attention_backward(
         scale = -power[e]
         dv: dict[int, Tensor] = {}
         given = [t[e] for t in (outs, lses, douts)]
-        base, upper = _rows(weighing, *given, None if dlses is None else dlses[e], dtype)
-        uppers, bare = Blocks(upper, size), Blocks(upper[..., :-1], size)
+        if dlses is not None:
+            given.append(dlses[e])
+        ready = slice(0, 0)
         for i in rows:
-            one_upper, one_bare = uppers[i], bare[i]
+            if i.stop > ready.stop:
+                ready = slice(i.start, i.start + READY * plan.r)
+                base, upper = _rows(weighing, dtype, *(t[:, ready] for t in given))
+                uppers, bare = Blocks(upper, size), Blocks(upper[..., :-1], size)
+            at = slice(i.start - ready.start, i.stop - ready.start)
+            one_upper, one_bare = uppers[at], bare[at]
             for j in columns:
                 if mask.nobody(i, j):
                     break
@@ -77,7 +84,7 @@ def attention_backward(
                 elif weighing.plain:
                     mask.weights_(weighing.weights_(w.copy_(z)), e, i, j)
                 else:
-                    mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base[:, i]).exp_()
+                    mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base[:, at]).exp_()
                 if j.start not in dv:
                     dv[j.start] = z.new_zeros(size, j.stop - j.start, value.shape[-1])
                 kept = w if dropout is None else dropout.apply_(w.clone(), e, i, j)
@@ -86,7 +93,7 @@ def attention_backward(
                     multiply(one_upper, v[j], into_g)
                 else:
                     multiply(one_bare, v[j][..., :-1, :], into_g)
-                    dropout.apply_(g, e, i, j).add_(upper[:, i, -1:])
+                    dropout.apply_(g, e, i, j).add_(upper[:, at, -1:])
                 g.mul_(w)
                 if dbias is not None:
                     dbias.add(e, i, j, g)
@@ -105,7 +112,7 @@ def attention_backward(
 
 
 def _rows(
-    weighing: Weighing, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype
+    weighing: Weighing, dtype: torch.dtype, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """What is subtracted from logits (E, N, 1), and (do, -c) / den (E, N, Dv + 1); 0 in rows without keys."""
     empty = (lse == -torch.inf).unsqueeze(-1)
