@@ -76,9 +76,11 @@ def test_points_outside_of_the_ball_have_no_distance():
 @pytest.mark.parametrize("squared", (False, True))
 @pytest.mark.parametrize("precision", ("auto", "fast"))
 def test_second_derivatives_are_those_of_the_reference(squared, precision):
+    torch.manual_seed(0)
     manifold = hs.PoincareBall(-1.0, learnable=True)
     x, y = (manifold.random(n, 3, dtype=torch.float64).detach() * 0.5 for n in (6, 9))
-    y[0] = x[0]
+    if precision == "auto":  # in "fast" rounding decides whether equal points are apart, and so the slope of d there
+        y[0] = x[0]
     found = []
     for impl in ("blocked", "reference"):
         a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
