@@ -99,7 +99,10 @@ def route(
         counts = torch.full(chosen.shape[:-1], top_k, device=chosen.device)
     total = chosen.sum(-1, keepdim=True)
     weights = torch.where(total > 0, chosen / torch.where(total > 0, total, 1.0), 0.0)
-    output = None if values is None else (weights.unsqueeze(-2) @ values[indices].to(weights.dtype)).squeeze(-2)
+    output = None
+    if values is not None:  # summed in float64: the rounding of hundreds of equal weights is beyond what is certified
+        wide = weights.to(torch.float64).unsqueeze(-2) @ values[indices].to(torch.float64)
+        output = wide.squeeze(-2).to(weights.dtype)
     bound = _bound(probabilities, weights, indices, values, output, value_bound)
     return Routing(output, weights, indices, bound, counts, probabilities)
 
