@@ -8,11 +8,10 @@ Run by run.py:
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
+from peak import peak_mib
 from tables import Bar, Contender, Table
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -81,15 +80,11 @@ def _step(tensors: tuple[torch.Tensor, ...], call: Callable, upper: torch.Tensor
     return lambda: torch.autograd.grad(call(*leaves), leaves, upper)
 
 
-# The peak is that since the last write to clear_refs; result and gradients are four tensors like the queries.
-PEAK = """
-import sys, torch
-sys.path[:0] = {path}
+# Result and gradients are four tensors like the queries.
+SETUP = """
+import torch
 from attention import spaces
 from horosphere.attention import geodesic_attention
-
-def kib(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 
 torch.set_num_threads({threads})
 manifold, q, k = spaces({n}, "{space}")["{space}"]
@@ -97,19 +92,16 @@ leaves = [t.requires_grad_() for t in (q, k, torch.randn_like(q))]
 upper = torch.randn_like(q)
 few = [t[:, :, :600] for t in leaves]
 torch.autograd.grad(geodesic_attention(*few, manifold).sum(), few)
-open("/proc/self/clear_refs", "w").write("5")
-before = kib("VmRSS")
-torch.autograd.grad(geodesic_attention(*leaves, manifold), leaves, upper)
-print((kib("VmHWM") - before) / 1024 - 4 * q.numel() * q.element_size() / 2**20)
 """
+CALL = "torch.autograd.grad(geodesic_attention(*leaves, manifold), leaves, upper)"
 
 
 def memory_table() -> Table:
     """Peak memory above inputs, result and gradients; one process a space."""
     notes, held = [], True
     for space in FORWARD:
-        script = PEAK.format(path=sys.path[:2], threads=torch.get_num_threads(), n=LONG, space=space)
-        mib = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+        setup = SETUP.format(threads=torch.get_num_threads(), n=LONG, space=space)
+        mib = peak_mib(setup, CALL) - 4 * HEADS * LONG * SIZE * 4 / 2**20
         held = held and mib <= MOST_MIB
         word = "holds" if mib <= MOST_MIB else "MISSED"
         notes.append(f"  bar: {space} at most {MOST_MIB} MiB: {mib:.0f} MiB, {word}")

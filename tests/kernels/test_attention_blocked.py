@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -188,26 +185,25 @@ def test_dropout_keeps_the_share_it_should_and_forgets_with_the_seed():
     torch.testing.assert_close(once[kept], w[kept] / 0.7)
 
 
-PEAK = """
-import resource, torch, horosphere as hs
+SETUP = """
+import torch, horosphere as hs
 from horosphere.attention import geodesic_attention
 torch.set_num_threads(1)
 x = [torch.randn(1, 2, 4096, 32).requires_grad_() for _ in range(3)]
 def step(n):
     torch.autograd.grad(geodesic_attention(*(t[:, :, :n] for t in x), hs.Euclidean(), eps=1e-6).sum(), x)
 step(256)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+"""
+CALL = """
 step(4096)
 for t in x:
     t.data[:] = 0.3
 step(4096)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-def test_memory_does_not_grow_like_the_matrix():
+def test_memory_does_not_grow_like_the_matrix(peak_mib):
     """4,096 tokens: the matrix of one head is 64 MiB, and it would be held several times. Also of equal tokens, all of
     whose pairs are unresolved.
     """
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 48
+    assert peak_mib(SETUP, CALL) < 48
