@@ -32,6 +32,21 @@ def test_one_graph(fresh_compiler):
         assert (a - b).abs().max() <= 1e-3 * (1 + b.abs().max()), name
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:.*torch\.jit\.script.*:DeprecationWarning")  # of the compiler's own import
+def test_the_default_compiler(fresh_compiler):
+    """Half a minute, all of it the compilation of generated C++: forward and backward of a layer."""
+    torch.manual_seed(0)
+    layer = GeodesicAttention(8, 2, manifold=hs.PoincareBall())
+    x = torch.randn(2, 5, 8)
+    found, right = (f(x, x, x, need_weights=False)[0] for f in (torch.compile(layer, fullgraph=True), layer))
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    parameters = [*layer.parameters()]
+    gradients = (torch.autograd.grad(out.square().sum(), parameters) for out in (found, right))
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).abs().max() <= 1e-3 * (1 + b.abs().max())
+
+
 def test_a_product_with_masks_and_grouped_heads_compiles(fresh_compiler):
     manifold = hs.Product((hs.Lorentz(), 5), (hs.Sphere(), 4))
     layer = GeodesicAttention(16, 2, manifold=manifold, num_kv_heads=1)
