@@ -18,7 +18,8 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     rows = [
         {"kernel": variant.name, "target": target, **ahead.build(variant, target)._asdict()}
-        for variant in (*ahead.variants(), *ahead.attention_variants(), *ahead.metric_variants())
+        for variants in (ahead.variants, ahead.nearest_variants, ahead.attention_variants, ahead.metric_variants)
+        for variant in variants()
         for target in ahead.TARGETS
     ]
     versions = {"torch": torch.__version__, "triton": triton.__version__}

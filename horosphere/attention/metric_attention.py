@@ -141,7 +141,7 @@ def _check_turn(args: Arguments, turn: Turn, value_manifold: geoopt.Manifold | N
 
 def _chosen(impl: str, args: Arguments, precision: str, turn: Turn | None) -> str:
     """ "reference", "blocked", or "rows": blocks of rows of the matrix."""
-    chosen = dispatch.choose(impl, "metric_attention", args.query.device, args.query.dtype, dispatch.SMALL)
+    chosen = dispatch.choose(impl, args.query.device, args.query.dtype, dispatch.SMALL)
     if precision == "exact" or turn is not None:
         if impl in ("blocked", "triton"):
             why = "precision='exact'" if precision == "exact" else "a turn"

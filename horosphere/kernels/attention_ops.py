@@ -84,7 +84,7 @@ def _chosen(impl: str, xs: Sequence, ys: Sequence, value: Tensor) -> str:
             raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
         return "reference"
     entries = dispatch.SMALL if torch.compiler.is_compiling() else x.shape[:-1].numel() * y.shape[-2]
-    return dispatch.choose(impl, "attention", x.device, x.dtype, entries)
+    return dispatch.choose(impl, x.device, x.dtype, entries)
 
 
 _INPUTS = (

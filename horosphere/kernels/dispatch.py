@@ -19,27 +19,25 @@ def check_name(impl: str) -> None:
         raise ValueError(f"impl must be one of {IMPLS}, got {impl!r}")
 
 
-def choose(impl: str, kernel: str, device: torch.device, dtype: torch.dtype, entries: int) -> str:
-    """ "reference", "blocked" or "triton" for ``kernel`` ("sqdist", "nearest" or "attention").
+def choose(impl: str, device: torch.device, dtype: torch.dtype, entries: int) -> str:
+    """ "reference", "blocked" or "triton": every kernel has the three forms.
 
     Raises ValueError where ``impl`` is unknown, or was asked for by name and cannot serve: it is never swapped.
     """
     check_name(impl)
     if impl == "triton":
-        reason = _no_triton(kernel, device, dtype)
+        reason = _no_triton(device, dtype)
         if reason:
             raise ValueError(f"impl='triton' cannot serve this call: {reason}")
     if impl != "auto":
         return impl
     if device.type == "cpu":
         return "reference" if entries < SMALL else "blocked"
-    return "blocked" if _no_triton(kernel, device, dtype) else "triton"
+    return "blocked" if _no_triton(device, dtype) else "triton"
 
 
-def _no_triton(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton cannot serve, None where it can."""
-    if kernel not in ("sqdist", "attention", "metric_sqdist", "metric_attention"):
-        return f"{kernel} has no Triton form; impl='blocked' runs on every device"
     if dtype not in TRITON_TYPES:
         return f"it takes {', '.join(str(t) for t in TRITON_TYPES)}, not {dtype}"
     if importlib.util.find_spec("triton") is None:

@@ -60,7 +60,7 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
     Args:
         xs, ys: chord parts as in :func:`sqdist`.
         k: 1 <= k <= M.
-        impl: "reference" or "blocked".
+        impl: "reference", "blocked" or "triton".
 
     Returns:
         the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last
@@ -69,7 +69,7 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
     with torch.no_grad():
         if impl == "reference":
             return reference_nearest(xs, ys, k)
-        return torch.ops.horosphere.nearest(*pack(xs, ys), k)
+        return torch.ops.horosphere.nearest(*pack(xs, ys), k, impl)
 
 
 def without_autocast(device: torch.device):
@@ -134,20 +134,25 @@ def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
 
 torch.library.define(
     "horosphere::nearest",
-    "(Tensor[] tensors, int[] time_dims, bool[] weighted, int k) -> (Tensor, Tensor)",
+    "(Tensor[] tensors, int[] time_dims, bool[] weighted, int k, str impl) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
 @torch.library.impl("horosphere::nearest", "default")
-def _(tensors, time_dims, weighted, k):
+def _(tensors, time_dims, weighted, k, impl):
     """:func:`nearest` on packed chords; indices have no gradient, and bounds need none."""
+    parts = unpack(tensors, time_dims, weighted)
     with without_autocast(tensors[0].device):
-        return blocked_nearest(unpack(tensors, time_dims, weighted), k)
+        if impl == "triton":
+            from horosphere.kernels.triton.nearest import nearest as triton_nearest
+
+            return triton_nearest(parts, k)
+        return blocked_nearest(parts, k)
 
 
 @torch.library.register_fake("horosphere::nearest")
-def _(tensors, time_dims, weighted, k):
+def _(tensors, time_dims, weighted, k, impl):
     parts = unpack(tensors, time_dims, weighted)
     shape = (*batch_of(parts), parts[0].x.shape[-2], k)
     return tensors[0].new_empty(shape, dtype=dtype_of(parts)), tensors[0].new_empty(shape, dtype=torch.int64)

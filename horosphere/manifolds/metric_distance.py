@@ -58,7 +58,7 @@ def metric_sqdist(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
     resolve = precision != "fast"
-    chosen = dispatch.choose(impl, "metric_sqdist", f.q.device, f.dtype, 0 if not f.q.numel() else dispatch.SMALL)
+    chosen = dispatch.choose(impl, f.q.device, f.dtype, 0 if not f.q.numel() else dispatch.SMALL)
     with without_autocast(f.q.device):
         return metric_ops.metric_sqdist(f, resolve=resolve, impl=chosen).to(dtype)
 

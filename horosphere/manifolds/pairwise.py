@@ -95,7 +95,7 @@ def knn(
         k: how many, 1 <= k <= M. Ties go to the smaller index.
         precision: "auto" and "exact" give the neighbours by exact distance: "auto" gets candidates from the product
         form and goes through a whole row only where its error bound cannot exclude the others; "fast" takes the
-        candidates as they are. The distances returned are exact. impl: as in :func:`cdist`; there is no Triton form.
+        candidates as they are. The distances returned are exact. impl: as in :func:`cdist`.
 
     Returns:
         Neighbors(distances, indices), both (..., N, k). Distances are differentiable.
@@ -128,7 +128,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
         return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
     parts_y = parts_x if y is x else chords(manifold, y)
-    chosen = dispatch.choose(impl, "nearest", x.device, parts_x[0].features.dtype, x.shape[:-1].numel() * m)
+    chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, x.shape[:-1].numel() * m)
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
     bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=chosen)
     if candidates == k:
@@ -210,7 +210,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
         chosen = plain if impl == "auto" else impl
     else:
         entries = x.shape[:-1].numel() * y.shape[-2]
-        chosen = dispatch.choose(impl, "sqdist", x.device, parts_x[0].features.dtype, entries)
+        chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, entries)
     resolved = precision == "auto" and not compiling and not _without_data(x)
     out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=chosen)
     if not resolved or not picked.numel():

@@ -1,10 +1,10 @@
-"""The cases of the distance and attention kernels and a short benchmark on a GPU; says so where there is none.
+"""The cases of every kernel and a short benchmark on a GPU; says so where there is none.
 
     python tests/gpu/check.py [--out FILE]
 
 Runs the Triton form of every case of tests/kernels/cases.py and its kin, forward and every gradient, against
 the reference in float64; the blocked form on the device; cdist and knn as a user calls them; then times the distance
-matrix beside the bare matrix product and attention beside torch's own.
+matrix beside the bare matrix product, nearest neighbours in both forms, and attention beside torch's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases
+from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases, nearest_cases
 
 ROUNDS = 20
 
@@ -76,6 +76,10 @@ def benchmark() -> list[str]:
             milliseconds(lambda a=leaf, g=upper: torch.autograd.grad(hs.cdist(a, a, ball), a, g)),
         ]
         lines.append(f"{n:6d} {d:4d}  " + "  ".join(f"{t:.3f} ({t / times[0]:.1f})" for t in times))
+    for n in (16384, 131072):
+        x = ball.expmap0(torch.randn(n, 10, generator=torch.Generator().manual_seed(0)) * 0.25).cuda()
+        times = [milliseconds(lambda x=x, i=impl: hs.knn(x, x, ball, 10, impl=i)) for impl in ("triton", "blocked")]
+        lines.append(f"{n:6d}   10 nearest in 10 dimensions: triton {times[0]:.3f}, blocked {times[1]:.3f}")
     lines.append(
         f"{'n':>6s} attention, 8 heads of 64: torch's  flat  ball, forward; torch's  flat  ball, with gradient"
     )
@@ -109,7 +113,7 @@ def main() -> int:
     checks = [
         (f"{impl} {of.__name__} {c.name}", lambda c=c, i=impl, of=of: of.check(c, i, "cuda"))
         for impl in ("triton", "blocked")
-        for of in (cases, attention_cases, metric_cases, metric_attention_cases)
+        for of in (cases, nearest_cases, attention_cases, metric_cases, metric_attention_cases)
         for c in of.CASES
     ]
     for name, check in [*checks, ("cdist and knn as a user calls them", as_a_user)]:

@@ -106,7 +106,7 @@ def _leaves(xs: list[Chord], ys: list[Chord]) -> list[Tensor]:
     return found
 
 
-def _widened(sides: tuple[list[Chord], list[Chord]]) -> tuple[list[Chord], list[Chord]]:
+def widened(sides: tuple[list[Chord], list[Chord]]) -> tuple[list[Chord], list[Chord]]:
     kappas = [x.kappa.detach().clone().requires_grad_() for x in sides[0]]
 
     def wide(t):
@@ -132,7 +132,7 @@ def filled_with_nan():
 def check(case: Case, impl: str, device: str = "cpu") -> None:
     """Distances, unresolved pairs and every gradient of ``impl`` against the reference."""
     xs, ys = chords(case, device)
-    wide_xs, wide_ys = _widened((xs, ys))
+    wide_xs, wide_ys = widened((xs, ys))
     with filled_with_nan():
         found, picked = ops.sqdist(xs, ys, squared=case.squared, resolve=True, impl=impl)
     true, _ = ops.sqdist(wide_xs, wide_ys, squared=case.squared, resolve=False, impl="reference")

@@ -6,12 +6,29 @@ import pytest
 import torch
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases
+from horosphere.kernels.triton import nearest
+from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases, nearest_cases
+
+# the interpreter computes by numpy, which warns of what points that are no numbers give
+no_numbers = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
 def test_triton_is_the_reference(case):
     cases.check(case, "triton")
+
+
+@no_numbers
+@pytest.mark.parametrize("case", nearest_cases.CASES, ids=lambda c: c.name)
+def test_triton_nearest_is_the_reference(case):
+    nearest_cases.check(case, "triton")
+
+
+@no_numbers
+def test_triton_nearest_a_few_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(nearest, "BLOCK", 2000)
+    for case in nearest_cases.CASES[-10:]:
+        nearest_cases.check(case, "triton")
 
 
 @pytest.mark.parametrize("case", attention_cases.CASES, ids=lambda c: c.name)
@@ -36,3 +53,12 @@ def test_cdist_by_triton():
     torch.testing.assert_close(by_name, hs.cdist(x, x, manifold, precision="exact"), rtol=1e-5, atol=1e-6)
     assert (by_name.diagonal() == 0).all()
     assert torch.autograd.grad(by_name.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_knn_by_triton(dtype):
+    manifold = hs.Product((hs.PoincareBall(-1.0, learnable=True), 3), (hs.Sphere(1.0), 3))
+    x, y = (manifold.random(n, 6, dtype=dtype) for n in (30, 150))
+    y[40:50], y[60:70] = x[:10], x[:10]
+    by_name, true = (hs.knn(x, y, manifold, 6, impl=i) for i in ("triton", "reference"))
+    assert torch.equal(by_name.indices, true.indices) and torch.equal(by_name.distances, true.distances)

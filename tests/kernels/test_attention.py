@@ -20,7 +20,7 @@ def test_an_impl_asked_for_by_name_is_used_or_refused():
     with pytest.raises(ValueError, match="it runs on GPUs, and the points are on cpu"):
         hs.attention.geodesic_attention(x, x, x, hs.Euclidean(), impl="triton")
     gpu = torch.device("cuda")
-    assert dispatch.choose("auto", "attention", gpu, torch.float32, 1) == (
+    assert dispatch.choose("auto", gpu, torch.float32, 1) == (
         "triton" if dispatch.importlib.util.find_spec("triton") else "blocked"
     )
-    assert dispatch.choose("auto", "metric attention", gpu, torch.float32, 1) == "blocked"
+    assert dispatch.choose("auto", gpu, torch.complex64, 1) == "blocked"

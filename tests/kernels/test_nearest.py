@@ -7,24 +7,16 @@ import pytest
 import torch
 
 import horosphere as hs
-from horosphere.kernels import ops
 from horosphere.kernels.blocked import nearest as blocked
-from tests.kernels import cases
+from tests.kernels import nearest_cases
 from tests.manifolds import hard_pairs
 
 
-@pytest.mark.parametrize("k", (1, 10, 17))
-@pytest.mark.parametrize("case", [c for c in cases.CASES if c.m >= 17], ids=lambda c: c.name)
-def test_blocked_is_the_reference(case, k, monkeypatch):
-    monkeypatch.setattr(blocked, "CPU_BLOCK", 1000)
-    xs, ys = cases.chords(case)
-    with cases.filled_with_nan():
-        bounds, indices = ops.nearest(xs, ys, k, impl="blocked")
-    true, _ = ops.nearest(xs, ys, case.m, impl="reference")
-    widest = true[..., k - 1 : k].abs().amax()
-    slack = (1e-9 if case.dtype == torch.float64 else 1e-4) * widest
-    torch.testing.assert_close(bounds, true[..., :k].to(bounds.dtype), rtol=1e-4, atol=float(slack))
-    assert (indices.sort(-1).values.diff(dim=-1) > 0).all() and ((indices >= 0) & (indices < case.m)).all()
+@pytest.mark.parametrize("block", (1000, blocked.CPU_BLOCK))
+@pytest.mark.parametrize("case", nearest_cases.CASES, ids=lambda c: c.name)
+def test_blocked_is_the_reference(case, block, monkeypatch):
+    monkeypatch.setattr(blocked, "CPU_BLOCK", block)
+    nearest_cases.check(case, "blocked")
 
 
 def ball(kappa=-1.0):
@@ -84,7 +76,7 @@ def test_points_without_distance_come_last():
 
 def test_triton_is_refused_with_the_reason():
     x = ball().random(5, 3)
-    with pytest.raises(ValueError, match="nearest has no Triton form"):
+    with pytest.raises(ValueError, match="it runs on GPUs, and the points are on cpu"):
         hs.knn(x, x, ball(), 2, impl="triton")
 
 

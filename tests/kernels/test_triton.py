@@ -38,8 +38,10 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
     assert len(chosen) == 12
     # of attention one kernel: it takes seconds to compile
     of_attention = next(v for v in ahead.attention_variants() if v.name == "gradient of keys product inverse fp32")
+    of_nearest = [v for v in ahead.nearest_variants() if v.name.endswith("product fp32")]
+    assert len(of_nearest) == 2
     of_metrics = [v for v in ahead.metric_variants() if "both" in v.name]
-    for variant in (*chosen.values(), of_attention, *of_metrics):
+    for variant in (*chosen.values(), *of_nearest, of_attention, *of_metrics):
         usage = ahead.build(variant, target)
         assert 0 < usage.registers <= 512 and usage.shared <= 48 * 1024
         assert usage.spills <= 256, f"{variant.name} spills {usage.spills}"

@@ -15,7 +15,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.kernels.blocked import arcs
 from horosphere.kernels.blocked.augment import Augmented, augment, tile_product
-from horosphere.kernels.blocked.sqdist import may_overflow
+from horosphere.kernels.blocked.sqdist import may_overflow, runs
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 
 # Columns of a group: the minima of 64 are a hundredth of the work that follows.
@@ -34,7 +34,7 @@ def nearest(parts: Sequence[Part], k: int) -> tuple[Tensor, Tensor]:
     indices = torch.empty(*batch, n, k, dtype=torch.int64, device=device)
     if not values.numel():
         return values, indices
-    made = [_with_bound_taken_off(augment(p, batch, dtype)) for p in parts]
+    made = [with_bound_taken_off(augment(p, batch, dtype)) for p in parts]
     proper = all(_bounded(a) for a in made)
     wide = [may_overflow(a) for a in made]
     padded = m + -m % GROUP
@@ -53,7 +53,7 @@ def nearest(parts: Sequence[Part], k: int) -> tuple[Tensor, Tensor]:
                 keys[:, :m].nan_to_num_(nan=largest, posinf=largest)
             _smallest(keys, k, flat_values[entry, i], flat_indices[entry, i])
     if len(made) == 1:
-        _keys_to_d2(made[0], flat_values, wide[0])
+        keys_to_d2(made[0], flat_values, wide[0])
     return values, indices
 
 
@@ -62,7 +62,7 @@ def _bounded(a: Augmented) -> bool:
     return float(a.a.abs().amax()) * float(a.b.abs().amax()) * a.a.shape[-1] < torch.finfo(a.a.dtype).max
 
 
-def _with_bound_taken_off(a: Augmented) -> Augmented:
+def with_bound_taken_off(a: Augmented) -> Augmented:
     """a such that <a_i, b_j> is t less its error bound, which is 2 tol times the bound that makes a pair unresolved."""
     tolerance = 2 * _numerics.promised_tolerance(a.a.dtype)
     less = a.a.clone()
@@ -92,19 +92,29 @@ def _fill(made: Sequence[Augmented], wide: Sequence[bool], entry: int, i: slice,
 def _smallest(keys: Tensor, k: int, values: Tensor, indices: Tensor) -> None:
     """The k smallest of every row of keys (R, a multiple of GROUP), ascending."""
     groups = keys.view(keys.shape[0], -1, GROUP)
-    few = min(k, groups.shape[1])
-    chosen = groups.amin(-1).topk(few, dim=-1, largest=False, sorted=False).indices
+    chosen = groups_of_smallest(groups.amin(-1), min(k, groups.shape[1]))
     first = torch.arange(keys.shape[0], device=keys.device).unsqueeze(-1) * groups.shape[1]
     inside = groups.reshape(-1, GROUP).index_select(0, (chosen + first).flatten()).view(keys.shape[0], -1)
-    found = inside.topk(k, dim=-1, largest=False, sorted=True)
-    values.copy_(found.values)
-    group = chosen.gather(-1, found.indices // GROUP)
-    torch.add(found.indices % GROUP, group, alpha=GROUP, out=indices)
+    found, at = smallest_of_groups(inside, chosen, k)
+    values.copy_(found)
+    indices.copy_(at)
 
 
-def _keys_to_d2(a: Augmented, values: Tensor, wide: bool) -> None:
+def groups_of_smallest(minima: Tensor, few: int) -> Tensor:
+    """Which groups (..., few) of a row hold its smallest numbers, by the smallest of every group (..., G)."""
+    return minima.topk(few, dim=-1, largest=False, sorted=False).indices
+
+
+def smallest_of_groups(inside: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest numbers of the chosen groups (..., few), ascending, and their columns; inside (..., few GROUP)."""
+    values, at = inside.topk(k, dim=-1, largest=False, sorted=True)
+    return values, torch.add(at % GROUP, chosen.gather(-1, at // GROUP), alpha=GROUP)
+
+
+def keys_to_d2(a: Augmented, values: Tensor, wide: bool) -> None:
     """Lower bounds of t (B, N, k) replaced by those of d^2."""
-    for entry, sign in enumerate(a.signs):
-        t = arcs.clamp_(values[entry], sign)
+    for e in runs([a]):
+        sign = a.signs[e.start]
+        t = arcs.clamp_(values[e], sign)
         arcs.arc_(t, sign, torch.empty_like(t), wide)
-        t.mul_(a.factor[entry, 0]).mul_(t.clone())
+        t.mul_(a.factor[e]).mul_(t.clone())

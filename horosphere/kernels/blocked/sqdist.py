@@ -63,6 +63,12 @@ def all_alike(made: Sequence[Augmented]) -> bool:
     return all(s == a.signs[0] for a in made for s in a.signs)
 
 
+def runs(made: Sequence[Augmented]) -> list[slice]:
+    """Batch entries that are worked at once: all, or one at a time where curvatures differ in sign."""
+    entries = len(made[0].signs)
+    return [slice(0, entries)] if all_alike(made) else [slice(e, e + 1) for e in range(entries)]
+
+
 def _finish_one(
     a: Augmented,
     t: Tensor,

@@ -22,6 +22,8 @@ from horosphere.kernels.triton import (
     metric_attention,
     metric_attention_kernels,
     metric_kernels,
+    nearest,
+    nearest_kernels,
     sqdist_kernels,
 )
 from horosphere.kernels.triton.sqdist import options_for
@@ -36,6 +38,7 @@ TYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 ARGUMENTS = {
     **dict.fromkeys(("n", "m", "K", "row_stride", "column_stride"), "i32"),
     **dict.fromkeys(("length", "others", "width", "i_stride", "j_stride", "causal", "threshold"), "i32"),
+    **dict.fromkeys(("first", "last", "few"), "i32"),
     **dict.fromkeys(("entries", "own_rank", "other_rank"), "i32"),
     "place": "*i64",
     "keys": "*i32",
@@ -73,6 +76,17 @@ def variants() -> Iterator[Variant]:
             constants = {"SIGN": sign, "SQUARED": squared, "CURVATURE": curvature, **options}
             name = f"backward {'squared, curvature' if squared else 'plain'} {sign:+d} {TYPES[dtype]}"
             yield Variant(name, sqdist_kernels.backward, dtype, constants, settings)
+
+
+def nearest_variants() -> Iterator[Variant]:
+    """Nearest neighbours of 10 features, of one part, whose curvature is no matter, and of a product."""
+    for dtype, (name, signs) in itertools.product(TYPES, {"of one part": (0,), "of a product": (-1, 1, 0)}.items()):
+        constants = {"PARTS": len(signs), "ALL": 12 * len(signs), "FEATURES": (12,) * len(signs), "SIGNS": signs}
+        for kernel in (nearest_kernels.minima, nearest_kernels.members):
+            options = nearest.options_for(kernel, dtype)
+            settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+            of = f"{kernel.__name__} {name} {TYPES[dtype]}"
+            yield Variant(of, kernel, dtype, {**constants, **options}, settings)
 
 
 def attention_variants() -> Iterator[Variant]:

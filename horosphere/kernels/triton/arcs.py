@@ -50,6 +50,19 @@ def phi(t, SIGN: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
+def square(t, unit, SIGN: tl.constexpr, TERMS: tl.constexpr):
+    """(t put back into its range, d^2); unit = 1/|kappa|."""
+    proper = tl.where(t > 0, t, 0.0)
+    if SIGN > 0:
+        proper = tl.where(proper < 2, proper, 2.0)
+    d2 = proper
+    if SIGN != 0:
+        arc = phi(proper, SIGN, TERMS)
+        d2 = arc * arc * unit
+    return proper, tl.where(t != t, float("nan"), d2)
+
+
+@triton.jit
 def slope(t, SIGN: tl.constexpr, SQUARED: tl.constexpr, TERMS: tl.constexpr):
     """dphi/dt, or d(phi^2)/dt, for t inside its range."""
     if SIGN == 0:

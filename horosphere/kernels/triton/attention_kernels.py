@@ -10,26 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from horosphere.kernels.triton.arcs import phi
+from horosphere.kernels.triton.arcs import square
 from horosphere.kernels.triton.sqdist_kernels import product
 
 INVERSE = tl.constexpr(0)
 SOFTMAX = tl.constexpr(1)
 ADDED = tl.constexpr(1)
 BOOLEAN = tl.constexpr(2)
-
-
-@triton.jit
-def square(t, unit, SIGN: tl.constexpr, TERMS: tl.constexpr):
-    """(t put back into its range, d^2); unit = 1/|kappa|."""
-    proper = tl.where(t > 0, t, 0.0)
-    if SIGN > 0:
-        proper = tl.where(proper < 2, proper, 2.0)
-    d2 = proper
-    if SIGN != 0:
-        arc = phi(proper, SIGN, TERMS)
-        d2 = arc * arc * unit
-    return proper, tl.where(t != t, float("nan"), d2)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from horosphere.kernels.blocked.augment import Augmented, augment, flat
-from horosphere.kernels.blocked.sqdist import all_alike
+from horosphere.kernels.blocked.augment import augment, flat
+from horosphere.kernels.blocked.sqdist import runs
 from horosphere.kernels.blocked.sqdist_backward import per_point
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 from horosphere.kernels.triton import sqdist_kernels as kernels
@@ -23,12 +23,6 @@ def options_for(dtype: torch.dtype) -> dict:
     wide = dtype == torch.float64
     tile = TILE // 2 if wide else TILE
     return {"R": tile, "C": tile, "TERMS": 14 if wide else 6, "num_warps": 8, "enable_fp_fusion": True}
-
-
-def _runs(made: Sequence[Augmented]) -> list[slice]:
-    """Batch entries that one launch serves: all, or one at a time where curvatures differ in sign."""
-    entries = len(made[0].signs)
-    return [slice(0, entries)] if all_alike(made) else [slice(e, e + 1) for e in range(entries)]
 
 
 def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
@@ -47,7 +41,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
             norms = right[:, -1].contiguous()
             p, q, factor = a.p.contiguous(), a.q.contiguous(), a.factor.reshape(-1).contiguous()
             wy = norms if a.wy is None else a.wy.contiguous()
-            for e in _runs(made):
+            for e in runs(made):
                 grid = ((e.stop - e.start) * triton.cdiv(n, options["R"]) * triton.cdiv(m, options["C"]),)
                 kernels.forward[grid](
                     *(t[e] for t in (left, right, wy, norms, p, q, factor, out, doubt)),
@@ -89,7 +83,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
         dk = torch.zeros(left.shape[0], n, dtype=dtype, device=grad.device)
         factor = (a.factor**2 if square else a.factor).reshape(-1).contiguous()
         sides = (left, right, da, n, m, m, 1), (right, left, db, m, n, 1, m)
-        for e in _runs(made) if upper.numel() else ():
+        for e in runs(made) if upper.numel() else ():
             for own, other, into, rows, columns, row_stride, column_stride in sides:
                 kernels.backward[((e.stop - e.start) * triton.cdiv(rows, options["R"]),)](
                     *(t[e] for t in (own, other, upper, factor, into, dk)),

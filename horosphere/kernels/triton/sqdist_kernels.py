@@ -13,12 +13,20 @@ from horosphere.kernels.triton.arcs import curvature_slope, phi, slope
 
 @triton.jit
 def product(a, b, rows, columns, n, m, K, R: tl.constexpr, C: tl.constexpr):
-    """<a_i, b_j> of a tile, (R, C), feature by feature: tl.dot in full float32 spills hundreds of registers."""
+    """<a_i, b_j> of a tile, (R, C), columns (C,)."""
+    return inner(a, b, rows, columns[None, :], n, m, K, R, C)
+
+
+@triton.jit
+def inner(a, b, rows, columns, n, m, K, R: tl.constexpr, C: tl.constexpr):
+    """<a_i, b_j> of rows (R,) with the columns (R or 1, C) of each, feature by feature: tl.dot in full float32 spills
+    hundreds of registers.
+    """
     t = tl.zeros((R, C), a.dtype.element_ty)
     for _ in range(0, K):  # pointers move on: an index times n could leave 32 bits
         left = tl.load(a + rows, mask=rows < n, other=0.0)
         right = tl.load(b + columns, mask=columns < m, other=0.0)
-        t += left[:, None] * right[None, :]
+        t += left[:, None] * right
         a += n
         b += m
     return t
