@@ -11,7 +11,7 @@ from horosphere.attention.functional import attention_weights
 from horosphere.manifolds import ManifoldParameter, Sphere
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.routing.certificate import certificate, enough_prototypes, rounding_slack
+from horosphere.routing.certificate import Spread, certificate, enough_prototypes, rounding_slack
 
 __all__ = ["GeodesicRouter", "Routing", "route"]
 
@@ -88,8 +88,9 @@ def route(
     probabilities = attention_weights(
         x, prototypes, manifold, attn_mask=prototype_mask, eps=eps, power=power, precision=precision
     )
+    spread = None if values is None else Spread.of(values, probabilities.dtype)
     if tolerance is not None:
-        counts = enough_prototypes(probabilities.detach(), values.detach(), tolerance, rule)
+        counts = enough_prototypes(probabilities.detach(), values.detach(), spread, tolerance, rule)
         top_k = int(counts.max()) if counts.numel() else 1
         # sorted as the scan did: among equal weights the same prototypes come first
         chosen, indices = (t[..., :top_k] for t in probabilities.sort(dim=-1, descending=True, stable=True))
@@ -103,7 +104,7 @@ def route(
     if values is not None:  # summed in float64: the rounding of hundreds of equal weights is beyond what is certified
         wide = weights.to(torch.float64).unsqueeze(-2) @ values[indices].to(torch.float64)
         output = wide.squeeze(-2).to(weights.dtype)
-    bound = _bound(probabilities, weights, indices, values, output, value_bound)
+    bound = _bound(probabilities, weights, indices, spread, output, value_bound)
     return Routing(output, weights, indices, bound, counts, probabilities)
 
 
@@ -138,15 +139,14 @@ def _bound(
     probabilities: Tensor,
     weights: Tensor,
     indices: Tensor,
-    values: Tensor | None,
+    spread: Spread | None,
     output: Tensor | None,
     value_bound: float | None,
 ) -> Tensor | None:
-    if values is not None:
-        norms = torch.linalg.vector_norm(values.to(weights.dtype), dim=-1)
+    if spread is not None:
         # where a query uses fewer than K, the places beyond hold the weight 0 and their prototypes are outside
         used = torch.where(weights > 0, indices, indices[..., :1])
-        return certificate(probabilities, used, norms, torch.linalg.vector_norm(output, dim=-1))
+        return certificate(probabilities, used, spread, output)
     if value_bound is None:
         return None
     tail = probabilities.scatter(-1, indices, 0.0).sum(-1)
