@@ -36,7 +36,7 @@ def metric_attention(
 
     Args:
         f: queries, keys and their metrics; batch dimensions broadcast with those of the value.
-        impl: "reference", "blocked" or "triton"; the gradient of "triton" is worked by the blocked form.
+        impl: "reference", "blocked" or "triton".
         all others: as in :func:`horosphere.kernels.attention_ops.attention`.
     """
     eps, power = as_scalar(eps, value), as_scalar(power, value)
@@ -109,15 +109,20 @@ def _(
     f = fibres_of(tensors, end)
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
-        scores = MetricScores(f, batch, dtype, resolve=resolve)
-        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
-        dvalue, *drates, dbias = blocked_attention_backward(
-            scores, value, *rates, bias, causal, weight, dropout_p, seed, out, lse, dout, dlse, tuple(wanted)
-        )
+        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
+        results = out, lse, dout, dlse, tuple(wanted)
+        if impl == "triton":
+            from horosphere.kernels.triton.metric_attention import attention_backward as triton_attention_backward
+
+            fibres, dvalue, *drates, dbias = triton_attention_backward(f, batch, dtype, *inputs, resolve, *results)
+        else:
+            scores = MetricScores(f, batch, dtype, resolve=resolve)
+            dvalue, *drates, dbias = blocked_attention_backward(scores, *inputs, *results)
+            fibres = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )
-    return scores.gradients(), dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
+    return fibres, dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
 
 
 @torch.library.register_fake("horosphere::metric_attention_backward")

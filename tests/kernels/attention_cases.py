@@ -33,7 +33,9 @@ SPACES: dict[str, Callable[[], hs.PoincareBall]] = {
 
 
 class Case(NamedTuple):
-    """``mask``: None, "causal", "lower right", "bool" (with a row that sees nothing), or "added" (which learns)."""
+    """``mask``: None, "causal", "lower right", "bool" (with a row that sees nothing), or "added" (which learns), of
+    all pairs or of the "rows" or "columns" alone.
+    """
 
     space: str
     n: int
@@ -73,6 +75,8 @@ CASES = [
     Case("ball", 9, 17, batch=(2, 2), mask="bool"),
     Case("hyperboloid", 9, 17, batch=(2, 2), mask="added", power=2.5),
     Case("sphere", 17, 35, mask="added", dropout=0.3),
+    Case("product", 5, 9, batch=(2,), mask="added rows"),
+    Case("ball", 5, 9, batch=(2,), mask="added columns"),
     Case("ball", 17, 9, batch=(2, 4), groups=2, eps=(0.1, 0.2, 0.3, 0.4)),
     Case("ball", 5, 9, size=70),
     Case("flat", 2, 3, size=130, width=140, dtype=f64),
@@ -118,8 +122,9 @@ def tensors(case: Case, device: str) -> tuple[dict[str, Tensor], dict]:
     elif case.mask == "bool":
         others["attn_mask"] = (normal(*case.batch[-1:], case.n, case.m) > 0).to(device)
         others["attn_mask"][..., 1, :] = False
-    elif case.mask == "added":
-        learned["attn_mask"] = normal(*case.batch[:1], *[1] * len(case.batch[1:]), case.n, case.m).to(case.dtype)
+    elif (case.mask or "").startswith("added"):
+        n, m = 1 if "columns" in case.mask else case.n, 1 if "rows" in case.mask else case.m
+        learned["attn_mask"] = normal(*case.batch[:1], *[1] * len(case.batch[1:]), n, m).to(case.dtype)
     learned = {name: t.to(device).requires_grad_() for name, t in learned.items()}
     return learned, {**others, "manifold": manifold.to(device)}
 

@@ -40,11 +40,55 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
     of_attention = next(v for v in ahead.attention_variants() if v.name == "gradient of keys product inverse fp32")
     of_nearest = [v for v in ahead.nearest_variants() if v.name.endswith("product fp32")]
     assert len(of_nearest) == 2
-    of_metrics = [v for v in ahead.metric_variants() if "both" in v.name]
+    of_metrics = [v for v in ahead.metric_variants() if "both" in v.name and "gradient of" not in v.name]
+    of_metrics.append(next(v for v in ahead.metric_variants() if v.name == "gradient of metric keys, both fp32"))
     for variant in (*chosen.values(), *of_nearest, of_attention, *of_metrics):
         usage = ahead.build(variant, target)
         assert 0 < usage.registers <= 512 and usage.shared <= 48 * 1024
         assert usage.spills <= 256, f"{variant.name} spills {usage.spills}"
+
+
+def test_lengths_of_one_compile(tmp_path, monkeypatch):
+    """A whole number that is 1 reaches a kernel as a constant: one query against the keys of a cache, a rank of 1."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from horosphere.kernels.triton import ahead
+
+    everything = (
+        *ahead.variants(),
+        *ahead.nearest_variants(),
+        *ahead.attention_variants(),
+        *ahead.metric_variants(),
+    )
+    for variant in {v.kernel: v for v in everything if v.dtype == torch.float32}.values():
+        ones = {name: 1 for name in variant.kernel.arg_names if ahead.ARGUMENTS.get(name) == "i32"}
+        assert ahead.build(variant._replace(constants=variant.constants | ones), "sm_90").registers > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "runs"),
+    [
+        ((3, 5), (2, 2), [1, 1, 1, 1]),
+        ((2, 3, 5), (3, 2), [2, 2, 2]),
+        ((3, 1, 3, 5), (3, 2), [1, 2, 2, 1]),
+        ((3, 2, 3, 5), (3, 2), [6]),
+        ((2, 1, 5), (3, 2), [6]),
+        ((3, 1), (4,), [4]),
+    ],
+)
+def test_launches_write_a_bias_gradient_once(shape, batch, runs):
+    """No launch has two entries of one matrix: programs of a launch run side by side. Sums of rows are their own."""
+    from horosphere.kernels.triton.backward import Sums, places
+
+    bias, batch = torch.zeros(shape), torch.Size(batch)
+    sums = Sums(batch, torch.float32, 3, 5, bias, (False, False, True), bias.device)
+    constants = [sums.constants(swapped, True) for swapped in (False, True)]
+    assert sorted(c["BIAS_GRADIENT"] > 0 for c in constants) == [False, True]
+    written = constants[constants[1]["BIAS_GRADIENT"] > 0]
+    slices = list(sums.runs(slice(0, batch.numel()), written))
+    assert [s.stop - s.start for s in slices] == runs
+    if written["BIAS_GRADIENT"] == 1:
+        assert all(len(set(found)) == len(found) for found in (places(bias, batch)[s].tolist() for s in slices))
+    assert sums.gradients()[2].shape == bias.shape
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in full where there is a GPU")

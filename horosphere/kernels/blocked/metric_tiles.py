@@ -68,7 +68,8 @@ class MetricTiles:
         self.key = self._side(self.flat.scale_k, self.flat.factor_k, k)
         self.tolerance = tolerance
         self.wide: MetricTiles | None = None  # the same in float64, for tiles full of near pairs
-        self._sides: list[Side | None] | None = None
+        self._sides: list[Side | None] | None = None  # gradients, as all that follow
+        self._direct: list[Tensor | None] | None = None  # of pairs worked from differences
         self.norms = nq.squeeze(-1), nk.squeeze(-1)
         if tolerance is not None:
             self._bounds(*self.norms)
@@ -182,7 +183,6 @@ class MetricTiles:
             None if s is None else Side(*(prefer_large(torch.empty_like(t)).zero_() for t in s))
             for s in (self.query, self.key)
         ]
-        self._direct: list[Tensor | None] | None = None  # of pairs worked from differences
 
     def add_gradient(
         self, g: Tensor, tile: Tile | None, e: slice, i: slice, j: slice, one: Tensor, two: Tensor
@@ -236,6 +236,7 @@ class MetricTiles:
             self._db, self._dy = features, points
         else:
             self._da, self._dx = features, points
+        self._sides = self._sides or [None, None]
         self._sides[keys] = side
 
     def gradients(self, scale: Tensor | None = None) -> list[Tensor]:

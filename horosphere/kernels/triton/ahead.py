@@ -20,6 +20,7 @@ from horosphere.kernels.triton import (
     attention_kernels,
     metric,
     metric_attention,
+    metric_attention_backward_kernels,
     metric_attention_kernels,
     metric_kernels,
     nearest,
@@ -125,7 +126,7 @@ def attention_variants() -> Iterator[Variant]:
                 )
                 own = {"F": attention.columns_of(features[-1], dtype), "SWAPPED": swapped, "PART": len(features) - 1}
                 own |= {"BEFORE": sum(features[:-1]), "CURVATURE": not swapped, "RATES": not swapped}
-                own |= {"BIAS_GRADIENT": bias == 1 and not swapped}
+                own |= {"BIAS_GRADIENT": int(bias == 1 and not swapped)}
                 yield Variant(
                     f"gradient of {which} {name}",
                     attention_backward_kernels.points,
@@ -136,20 +137,27 @@ def attention_variants() -> Iterator[Variant]:
 
 
 def metric_variants() -> Iterator[Variant]:
-    """Distances under per-token metrics: whose metric measures, and both sides of the gradient."""
+    """Distances and attention under per-token metrics of 64 features: whose metric measures, and both sides of the
+    gradient.
+    """
     for dtype, (own, other) in itertools.product(TYPES, ((True, True), (True, False), (False, True))):
+        which = f"{'both' if own and other else 'own' if own else 'other'} {TYPES[dtype]}"
+        whose, sums = {"OWN": own, "OTHER": other}, metric.sums_for(64, dtype, "cuda")
         options = metric.options_for(dtype)
         settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
-        which = "both" if own and other else "own" if own else "other"
-        for name, kernel in (("forward", metric_kernels.forward), ("backward", metric_kernels.backward)):
-            constants = {"OWN": own, "OTHER": other, **options}
-            yield Variant(f"metric {name}, {which} {TYPES[dtype]}", kernel, dtype, constants, settings)
+        yield Variant(f"metric forward, {which}", metric_kernels.forward, dtype, whose | options, settings)
+        yield Variant(f"metric backward, {which}", metric_kernels.backward, dtype, whose | sums | options, settings)
         options = metric_attention.options_for(dtype, "cuda")
         settings = {key: options.pop(key) for key in ("num_warps", "enable_fp_fusion")}
-        constants = {"OWN": own, "OTHER": other, "SHARE": 0.5 if own and other else 1.0, "WEIGHT": 0, "RESOLVE": True}
-        constants |= {"BIAS": 0, "CAUSAL": True, "DROPOUT": False, "V": attention.columns_of(64, dtype), **options}
-        name = f"metric attention, {which} {TYPES[dtype]}"
-        yield Variant(name, metric_attention_kernels.average, dtype, constants, settings)
+        common = {"SHARE": 0.5 if own and other else 1.0, "WEIGHT": 0, "RESOLVE": True, "BIAS": 0, "CAUSAL": True}
+        common |= {"DROPOUT": False, **whose, **options}
+        average = common | {"V": attention.columns_of(64, dtype)}
+        yield Variant(f"metric attention, {which}", metric_attention_kernels.average, dtype, average, settings)
+        for swapped in (False, True):
+            kinds = {"SWAPPED": swapped, "RATES": not swapped, "BIAS_GRADIENT": 0}
+            name = f"gradient of metric {'keys' if swapped else 'queries'}, {which}"
+            kernel = metric_attention_backward_kernels.fibres
+            yield Variant(name, kernel, dtype, common | sums | kinds, settings)
 
 
 def build(variant: Variant, target: str) -> Usage:

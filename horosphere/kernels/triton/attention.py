@@ -15,6 +15,7 @@ from horosphere.kernels.blocked.near import with_own_time
 from horosphere.kernels.dropout import row_keys
 from horosphere.kernels.parts import Part
 from horosphere.kernels.triton import attention_backward_kernels, attention_kernels
+from horosphere.kernels.triton.backward import Given, Sums, places
 
 # Rows and columns of a tile: with more rows registers spill. Columns of the values or features that a program sums.
 TILE = 32
@@ -22,14 +23,19 @@ WIDEST = 128
 WEIGHTS = {"inverse": 0, "softmax": 1, "gaussian": 2}
 
 
-def options_for(dtype: torch.dtype, backend: str) -> dict:
-    """Tile sizes, terms of the series, and how products with sums are worked: never in less than float32."""
+def precision_of(dtype: torch.dtype, on: str) -> str:
+    """How the backend works products with sums: never in less than float32."""
+    return "tf32x3" if on == "cuda" and dtype != torch.float64 else "ieee"
+
+
+def options_for(dtype: torch.dtype, on: str) -> dict:
+    """Tile sizes, terms of the series, and how products with sums are worked."""
     wide = dtype == torch.float64
     return {
         "R": TILE,
         "C": TILE,
         "TERMS": 14 if wide else 6,
-        "PRECISION": "tf32x3" if backend == "cuda" and not wide else "ieee",
+        "PRECISION": precision_of(dtype, on),
         "num_warps": 8,
         "enable_fp_fusion": True,
     }
@@ -136,16 +142,10 @@ def bias_strides(bias: Tensor) -> tuple[int, int]:
     return tuple(0 if bias.shape[d] == 1 else bias.stride(d) for d in (-2, -1))
 
 
-def places(bias: Tensor, batch: torch.Size) -> Tensor:
-    """(B,) where the matrix of every batch entry starts in the bias."""
-    starts = torch.arange(bias.shape[:-2].numel()).view(bias.shape[:-2]) * bias.shape[-2:].numel()
-    return starts.expand(batch).reshape(-1)
-
-
-def _rates(points: Points, eps: Tensor, power: Tensor, weight: str) -> tuple[Tensor, Tensor]:
+def rates_of(eps: Tensor, power: Tensor, weight: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What is added to d^2, and the power."""
     shift = eps if weight == "inverse" else torch.zeros_like(eps)
-    return tuple(t.to(points.unit).contiguous() for t in (shift, power))
+    return tuple(t.to(dtype).contiguous() for t in (shift, power))
 
 
 def _launch(kernel, rows: int, across: int, e: slice, options: dict, *arguments) -> None:
@@ -153,7 +153,7 @@ def _launch(kernel, rows: int, across: int, e: slice, options: dict, *arguments)
     kernel[grid](*arguments, **options)
 
 
-def _backend() -> str:
+def backend() -> str:
     return "hip" if torch.version.hip else "cuda"
 
 
@@ -179,7 +179,7 @@ def attention(
     out = values.new_zeros(entries, points.n, width)
     lse = values.new_full((entries, points.n), -torch.inf)
     if points.n and m:
-        sides, rates = (points.queries, points.keys), _rates(points, eps, power, weight)
+        sides, rates = (points.queries, points.keys), rates_of(eps, power, weight, dtype)
         _average(points, masking, sides, rates, values, lse, out, resolve, False)
     return out.mul_(masking.gain).view(*batch, points.n, width), lse.view(*batch, points.n)
 
@@ -197,7 +197,7 @@ def _average(
 ) -> None:
     own, other = sides
     width = values.shape[-1]
-    options = options_for(points.dtype, _backend())
+    options = options_for(points.dtype, backend())
     options |= {"V": columns_of(width, points.dtype), "RESOLVE": resolve, "SWAPPED": swapped, **masking.constants}
     for e, shapes in points.runs():
         _launch(
@@ -232,52 +232,45 @@ def attention_backward(
     """Gradients of the packed points, value, eps (B,), power (B,) and bias; ``wanted`` as in the blocked form."""
     points = Points(parts, batch, dtype)
     masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
-    values, out, dout = (flat(t, batch, 2).to(dtype).contiguous() for t in (value, out, dout))
-    lse = flat(lse, batch, 1).contiguous()
-    mean = (out * dout).sum(-1) - flat(dlse, batch, 1)
-    dout = dout * masking.gain
-    dvalue = torch.zeros_like(values)
-    dbias = None if bias is None else torch.zeros(bias.shape, dtype=dtype, device=bias.device)
-    rates = torch.zeros(2, *lse.shape, dtype=dtype, device=lse.device)
-    dkappas = torch.zeros(len(parts), *lse.shape, dtype=dtype, device=lse.device)
-    # values and their gradients in the layout of features
-    transposed = dout.mT.contiguous(), values.mT.contiguous()
-    sides, scalars = (points.queries, points.keys), _rates(points, eps, power, weight)
+    given = Given(batch, dtype, value, out, lse, dout, dlse, masking.gain)
+    sums = Sums(batch, dtype, points.n, points.m, bias, wanted, value.device)
+    dvalue = torch.zeros_like(given.values)
+    dkappas = torch.zeros(len(parts), *given.lse.shape, dtype=dtype, device=value.device)
+    sides, scalars = (points.queries, points.keys), rates_of(eps, power, weight, dtype)
     gradients = []
     if points.n and points.m:
-        _average(points, masking, sides[::-1], scalars, dout, lse, dvalue, resolve, True)
-    options = options_for(dtype, _backend()) | masking.constants | {"RESOLVE": resolve}
+        _average(points, masking, sides[::-1], scalars, given.dout, given.lse, dvalue, resolve, True)
+    options = options_for(dtype, backend()) | masking.constants | {"RESOLVE": resolve}
     for k, part in enumerate(parts):
         found = []
         for swapped in (False, True):
-            (own, other), (own_v, other_v) = (pair[::-1] if swapped else pair for pair in (sides, transposed))
+            own, other = sides[::-1] if swapped else sides
+            own_v, other_v = given.sides(swapped)
             length, others = own.features.shape[-1], other.features.shape[-1]
-            dx = values.new_zeros(values.shape[0], length, part.x.shape[-1])
-            dw = values.new_zeros(values.shape[0], length)
-            first = k == 0 and not swapped
+            dx = given.values.new_zeros(own.features.shape[0], length, part.x.shape[-1])
+            dw = given.values.new_zeros(own.features.shape[0], length)
             options |= {
                 "PART": k,
                 "BEFORE": sum(points.sizes[:k]),
                 "SWAPPED": swapped,
                 "CURVATURE": curvature and not swapped,
-                "RATES": first and (wanted[0] or wanted[1]),
-                "BIAS_GRADIENT": first and wanted[2],
                 "F": columns_of(part.x.shape[-1], dtype),
+                **sums.constants(swapped, k == 0),
             }
-            for e, shapes in points.runs() if length and others else ():
-                _launch(
-                    attention_backward_kernels.points, length, triton.cdiv(part.x.shape[-1], options["F"]), e,
-                    shapes | options, *(t for pair in zip(own[e], other[e], strict=True) for t in pair),
-                    *(t[e] for t in (points.unit, *scalars, own_v, other_v, lse, mean)),
-                    masking.bias, masking.place[e], masking.keys[e], dx[e], dw[e], rates[0, e], rates[1, e],
-                    dkappas[k, e], masking.bias if dbias is None else dbias,
-                    length, others, values.shape[-1], *masking.strides, masking.causal, masking.threshold,
-                )  # fmt: skip
+            for run, shapes in points.runs() if length and others else ():
+                for e in sums.runs(run, options):
+                    _launch(
+                        attention_backward_kernels.points, length, triton.cdiv(part.x.shape[-1], options["F"]), e,
+                        shapes | options, *(t for pair in zip(own[e], other[e], strict=True) for t in pair),
+                        *(t[e] for t in (points.unit, *scalars, own_v, other_v, given.lse, given.mean)),
+                        masking.bias, masking.place[e], masking.keys[e], dx[e], dw[e],
+                        *(t[e] for t in (*sums.rates, dkappas[k])), sums.into(e, options),
+                        length, others, given.values.shape[-1], *masking.strides, masking.causal, masking.threshold,
+                    )  # fmt: skip
             found.append((dx, dw))
         gradients += _of_part(part, batch, points.kappas[k], found, dkappas[k])
-    deps, dpower = rates.sum(-1, dtype=torch.float64)
     dvalue = dvalue.view(*batch, *dvalue.shape[1:]).sum_to_size(value.shape).to(value.dtype)
-    return gradients, dvalue, deps, dpower, dbias.to(bias.dtype) if wanted[2] else None
+    return gradients, dvalue, *sums.gradients()
 
 
 def _of_part(

@@ -18,12 +18,19 @@ from horosphere.kernels.triton.attention_kernels import (
     SOFTMAX,
     both,
     differences,
+    ends,
     kept,
     masked,
     measure,
+    settled,
+    span,
     squares,
 )
 from horosphere.kernels.triton.sqdist_kernels import product
+
+# How the gradient of the bias is written: pair by pair, or summed over the others of every row.
+PAIRS = tl.constexpr(1)
+ROWS = tl.constexpr(2)
 
 
 @triton.jit
@@ -35,6 +42,32 @@ def measure_slope(d2, eps, WEIGHT: tl.constexpr):
     elif WEIGHT == SOFTMAX:
         out = tl.where(d2 > 0, 0.5 / tl.sqrt(tl.where(d2 > 0, d2, 1.0)), 0.0)
     return out
+
+
+@triton.jit
+def slopes(
+    d2, shift, rate, own_v, other_v, lse, mean, bias, keys, rows, columns, i, j, n, m, length, others, width, i_stride,
+    j_stride, causal, threshold, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """(dl of a tile, the weights that dropout keeps, what the power multiplies)."""
+    measured = measure(d2, shift, WEIGHT)
+    w = settled(masked(-rate * measured, bias, i, j, n, m, i_stride, j_stride, causal, BIAS, CAUSAL), lse, i, n)
+    pull = product(own_v, other_v, rows, columns, length, others, width, R, C)
+    taken = w
+    if DROPOUT:
+        keeps = kept(keys, i, j, n, threshold)
+        pull = tl.where(keeps, pull, 0.0)
+        taken = tl.where(keeps, w, 0.0)
+    return w * (pull - tl.load(mean + i, mask=i < n, other=0.0)), taken, measured
+
+
+@triton.jit
+def add_pairs(into, g, i, j, n, m, i_stride, j_stride):
+    """into += g of a tile, which no other program of a launch has."""
+    at = into + i * i_stride + j * j_stride
+    inside = (i < n) & (j < m)
+    tl.store(at, tl.load(at, mask=inside, other=0.0) + g, mask=inside)
 
 
 @triton.jit
@@ -62,7 +95,7 @@ def points(
     deps,  # (B, N), sums of the rows, here and below where not SWAPPED
     dpower,
     dkappa,
-    dbias,  # as bias
+    dbias,  # as bias, or (B, N) sums of the rows
     length,
     others,
     width,
@@ -85,7 +118,7 @@ def points(
     SWAPPED: tl.constexpr,
     CURVATURE: tl.constexpr,
     RATES: tl.constexpr,  # whether deps and dpower are wanted
-    BIAS_GRADIENT: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,  # 0, PAIRS or ROWS
     PRECISION: tl.constexpr,
     TERMS: tl.constexpr,
     R: tl.constexpr,
@@ -98,8 +131,8 @@ def points(
     entry = pid // (down * across)
     first = pid // across % down * R
     slab = pid % across * F
-    length = length.to(tl.int64)
-    others = others.to(tl.int64)
+    length = tl.cast(length, tl.int64)
+    others = tl.cast(others, tl.int64)
     own += entry * (ALL + 2 * PARTS) * length
     other += entry * (ALL + 2 * PARTS) * others
     own_x += entry * ALL * length
@@ -117,7 +150,6 @@ def points(
     keys += queries
     start_of_bias = tl.load(place + entry)
     bias += start_of_bias
-    dbias += start_of_bias
     shift, rate = tl.load(eps + entry), tl.load(power + entry)
     curved = tl.load(unit + PART)
     part_x = own_x + BEFORE * length
@@ -130,35 +162,26 @@ def points(
     eps_sum = far_sum
     power_sum = far_sum
     kappa_sum = far_sum
-    start, stop = others * 0, others
-    if CAUSAL:
-        if SWAPPED:
-            start = tl.maximum(start, first - causal)
-        else:
-            stop = tl.minimum(stop, first + R + causal)
+    bias_sum = far_sum
+    start, stop = span(first, others, causal, CAUSAL, SWAPPED, R)
     for at in range(start, stop, C):
         columns = at + tl.arange(0, C)
         d2, near, t, scale = squares(
             own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit, shift, rows, columns, length, others,
             PARTS, ALL, FEATURES, SIGNS, TIMES, PART, RESOLVE, TERMS, R, C,
         )  # fmt: skip
-        measured = measure(d2, shift, WEIGHT)
-        if SWAPPED:
-            i, j, n, m = columns[None, :], rows[:, None], others, length
-        else:
-            i, j, n, m = rows[:, None], columns[None, :], length, others
-        logits = masked(-rate * measured, bias, i, j, n, m, i_stride, j_stride, causal, BIAS, CAUSAL)
-        base = tl.load(lse + i, mask=i < n, other=0.0)
-        w = tl.exp(logits - tl.where(base == float("-inf"), 0.0, base))
-        pull = product(own_v, other_v, rows, columns, length, others, width, R, C)
-        if DROPOUT:
-            pull = tl.where(kept(keys, i, j, n, threshold), pull, 0.0)
-        g = w * (pull - tl.load(mean + i, mask=i < n, other=0.0))
-        if BIAS_GRADIENT:
+        i, j, n, m = ends(rows, columns, length, others, SWAPPED)
+        g, _kept, measured = slopes(
+            d2, shift, rate, own_v, other_v, lse, mean, bias, keys, rows, columns, i, j, n, m, length, others, width,
+            i_stride, j_stride, causal, threshold, WEIGHT, BIAS, CAUSAL, DROPOUT, R, C,
+        )  # fmt: skip
+        if BIAS_GRADIENT == PAIRS:
             if slab == 0:
-                tl.atomic_add(dbias + i * i_stride + j * j_stride, g, mask=(i < n) & (j < m))
+                add_pairs(dbias + start_of_bias, g, i, j, n, m, i_stride, j_stride)
+        if BIAS_GRADIENT == ROWS:
+            bias_sum += tl.sum(g, 1)
         if RATES:
-            power_sum -= tl.sum(tl.where(w > 0, g * measured, 0.0), 1)
+            power_sum -= tl.sum(tl.where(g == 0, 0.0, g * measured), 1)
         g = -rate * g * measure_slope(d2, shift, WEIGHT)
         if RATES and WEIGHT == INVERSE:
             eps_sum += tl.sum(g, 1)
@@ -206,3 +229,5 @@ def points(
         if RATES:
             tl.store(deps + row, eps_sum, mask=rows < length)
             tl.store(dpower + row, power_sum, mask=rows < length)
+        if BIAS_GRADIENT == ROWS:
+            tl.store(dbias + row, bias_sum, mask=rows < length)

@@ -173,6 +173,70 @@ def kept(keys, i, j, n, threshold):
 
 
 @triton.jit
+def span(first, others, causal, CAUSAL: tl.constexpr, SWAPPED: tl.constexpr, R: tl.constexpr):
+    """Where the others of a block of rows start and stop: what causality leaves of them."""
+    start, stop = others * 0, others
+    if CAUSAL:
+        if SWAPPED:
+            start = tl.maximum(start, first - causal)
+        else:
+            stop = tl.minimum(stop, first + R + causal)
+    return start, stop
+
+
+@triton.jit
+def ends(rows, columns, length, others, SWAPPED: tl.constexpr):
+    """(queries i, keys j, numbers of queries and of keys) of a tile."""
+    if SWAPPED:
+        return columns[None, :], rows[:, None], others, length
+    else:
+        return rows[:, None], columns[None, :], length, others
+
+
+@triton.jit
+def settled(logits, lse, i, n):
+    """Weights whose denominators are known; 0 in rows without keys."""
+    base = tl.load(lse + i, mask=i < n, other=0.0)
+    return tl.exp(logits - tl.where(base == float("-inf"), 0.0, base))
+
+
+@triton.jit
+def raised(logits, top, den, sums):
+    """(weights of another tile, the maximum with it, denominators and sums), all against that maximum."""
+    higher = tl.maximum(top, tl.max(logits, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp(top - base)
+    w = tl.exp(logits - base[:, None])
+    return w, higher, den * shrink + tl.sum(w, 1), sums * shrink[:, None]
+
+
+@triton.jit
+def gathered(
+    sums, w, value, keys, i, j, n, threshold, columns, column, others, width,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums and what a tile of weights, as dropout leaves it, takes of the values."""
+    if DROPOUT:
+        w = tl.where(kept(keys, i, j, n, threshold), w, 0.0)
+    v = tl.load(
+        value + columns[:, None] * width + column[None, :],
+        mask=(columns < others)[:, None] & (column < width)[None, :],
+        other=0.0,
+    )
+    return tl.dot(w.to(v.dtype), v, sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
+def divided(sums, den, top, lse, rows, length, first):
+    """sums over denominators; the first of a row's programs writes lse too. Rows without keys have 0 and -inf."""
+    some = den != 0  # NaN counts
+    den = tl.where(some, den, 1.0)
+    if first:
+        tl.store(lse + rows, tl.where(some, tl.log(den) + top, float("-inf")), mask=rows < length)
+    return sums / den[:, None]
+
+
+@triton.jit
 def average(
     own,
     other,
@@ -220,8 +284,8 @@ def average(
     down, across = tl.cdiv(length, R), tl.cdiv(width, V)
     entry = pid // (down * across)
     first = pid // across % down * R
-    length = length.to(tl.int64)
-    others = others.to(tl.int64)
+    length = tl.cast(length, tl.int64)  # where it is 1 the compiler is given a constant, which has no .to
+    others = tl.cast(others, tl.int64)
     own += entry * (ALL + 2 * PARTS) * length
     other += entry * (ALL + 2 * PARTS) * others
     own_x += entry * ALL * length
@@ -241,48 +305,24 @@ def average(
     top = tl.full((R,), float("-inf"), own.dtype.element_ty)
     den = tl.zeros((R,), own.dtype.element_ty)
     sums = tl.zeros((R, V), own.dtype.element_ty)
-    start, stop = others * 0, others
-    if CAUSAL:
-        if SWAPPED:
-            start = tl.maximum(start, first - causal)
-        else:
-            stop = tl.minimum(stop, first + R + causal)
+    start, stop = span(first, others, causal, CAUSAL, SWAPPED, R)
     for at in range(start, stop, C):
         columns = at + tl.arange(0, C)
         d2, _, _, _ = squares(
             own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit, shift, rows, columns, length, others,
             PARTS, ALL, FEATURES, SIGNS, TIMES, -1, RESOLVE, TERMS, R, C,
         )  # fmt: skip
+        i, j, n, m = ends(rows, columns, length, others, SWAPPED)
         logits = -rate * measure(d2, shift, WEIGHT)
-        if SWAPPED:
-            i, j, n, m = columns[None, :], rows[:, None], others, length
-        else:
-            i, j, n, m = rows[:, None], columns[None, :], length, others
         logits = masked(logits, bias, i, j, n, m, i_stride, j_stride, causal, BIAS, CAUSAL)
         if SWAPPED:
-            base = tl.load(lse + columns, mask=columns < others, other=0.0)
-            w = tl.exp(logits - tl.where(base == float("-inf"), 0.0, base)[None, :])
+            w = settled(logits, lse, i, n)
         else:
-            higher = tl.maximum(top, tl.max(logits, 1))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            shrink = tl.exp(top - base)
-            w = tl.exp(logits - base[:, None])
-            den = den * shrink + tl.sum(w, 1)
-            sums = sums * shrink[:, None]
-            top = higher
-        if DROPOUT:
-            w = tl.where(kept(keys, i, j, n, threshold), w, 0.0)
-        v = tl.load(
-            value + columns[:, None] * width + column[None, :],
-            mask=(columns < others)[:, None] & (column < width)[None, :],
-            other=0.0,
-        )
-        sums = tl.dot(w.to(v.dtype), v, sums, input_precision=PRECISION, out_dtype=sums.dtype)
+            w, top, den, sums = raised(logits, top, den, sums)
+        sums = gathered(
+            sums, w, value, keys, i, j, n, threshold, columns, column, others, width, DROPOUT, PRECISION
+        )  # fmt: skip
     if SWAPPED == 0:
-        some = den != 0  # NaN counts
-        den = tl.where(some, den, 1.0)
-        sums = sums / den[:, None]
-        if pid % across == 0:
-            tl.store(lse + rows, tl.where(some, tl.log(den) + top, float("-inf")), mask=rows < length)
+        sums = divided(sums, den, top, lse, rows, length, pid % across == 0)
     at = (entry * length + rows[:, None]) * width + column[None, :]
     tl.store(out + at, sums, mask=(rows < length)[:, None] & (column < width)[None, :])

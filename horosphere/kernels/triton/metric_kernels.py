@@ -1,7 +1,9 @@
 """Distances under per-token metrics, and their gradient, as Triton kernels over the features of MetricTiles.
 
 A tile has rows of one side, "own", and columns of the other. Features come transposed, (..., K, N), so that a block of
-rows is read in one stretch; columns of metrics are (R, B, E, N), E = D + 1. Addresses are 64-bit.
+rows is read in one stretch; columns of metrics are (R, B, E, N), K = D + 2 and E = D + 1. Addresses are 64-bit. Sums
+over the columns are kept in memory, where no other program has its rows: they are too many for registers, and their
+order is fixed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,85 @@ def scales(own_s, other_s, rows, columns, n, m, OWN: tl.constexpr, OTHER: tl.con
         return tl.load(own_s + rows, mask=rows < n, other=0.0)[:, None]
     else:
         return tl.load(other_s + columns, mask=columns < m, other=0.0)[None, :]
+
+
+@triton.jit
+def squares(
+    a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, rows, columns, n, m, K,
+    own_step, other_step, own_rank, other_rank, OWN: tl.constexpr, OTHER: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
+    """(d^2 of a tile, |delta|^2, what that is multiplied with)."""
+    u = product(a, b, rows, columns, n, m, K, R, C)
+    u = tl.where(u < 0, 0.0, u)
+    factor = scales(own_s, other_s, rows, columns, n, m, OWN, OTHER)
+    d2 = u * factor
+    for r in range(0, own_rank):
+        t = product(own_columns + r * own_step, other_points, rows, columns, n, m, K - 1, R, C)
+        d2 += t * t
+    for r in range(0, other_rank):
+        t = product(own_points, other_columns + r * other_step, rows, columns, n, m, K - 1, R, C)
+        d2 += t * t
+    return d2, u, factor
+
+
+@triton.jit
+def add(into, t, rows, n):
+    """into (N,) += t, of a block of rows."""
+    before = tl.load(into + rows, mask=rows < n, other=0.0)
+    tl.store(into + rows, before + t.to(before.dtype), mask=rows < n)
+    tl.debug_barrier()  # the next sum may be read by other threads
+
+
+@triton.jit
+def accumulate(
+    into, g, features, rows, columns, n, m, size, PRECISION: tl.constexpr, F: tl.constexpr
+):  # fmt: skip
+    """into (size, N) += features (size, M) times g^T of a tile."""
+    for start in tl.range(0, size, F, num_stages=1):  # copies made ahead would spill hundreds of registers
+        feature = start + tl.arange(0, F)[None, :]
+        right = tl.load(
+            features + feature * m + columns[:, None],
+            mask=(feature < size) & (columns < m)[:, None],
+            other=0.0,
+        )
+        own = into + feature * n + rows[:, None]
+        inside = (feature < size) & (rows < n)[:, None]
+        before = tl.load(own, mask=inside, other=0.0)
+        tl.store(own, tl.dot(g, right, before, input_precision=PRECISION, out_dtype=before.dtype), mask=inside)
+    tl.debug_barrier()
+
+
+@triton.jit
+def accumulate_last(into, g, features, rows, columns, n, m, size):
+    """The same for a few features, one by one."""
+    for _ in range(0, size):
+        right = tl.load(features + columns, mask=columns < m, other=0.0)
+        add(into, tl.sum(g * right[None, :], 1), rows, n)
+        into += n
+        features += m
+
+
+@triton.jit
+def spread(
+    g, factor, a, b, own_columns, own_points, other_columns, other_points, da, dcolumns, dpoints, rows, columns, n, m,
+    K, own_step, other_step, own_rank, other_rank, PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    F: tl.constexpr,
+):  # fmt: skip
+    """Add what g = dL/d(d^2) of a tile gives to its rows; the scales are the caller's."""
+    size = K - 2
+    h = g * factor
+    accumulate(da, h, b, rows, columns, n, m, size, PRECISION, F)
+    accumulate_last(da + size * n, h, b + size * m, rows, columns, n, m, 2)
+    for r in range(0, own_rank):
+        at = r * own_step
+        h = g * product(own_columns + at, other_points, rows, columns, n, m, K - 1, R, C)
+        accumulate(dcolumns + at, h, other_points, rows, columns, n, m, size, PRECISION, F)
+        accumulate_last(dcolumns + at + size * n, h, other_points + size * m, rows, columns, n, m, 1)
+    for r in range(0, other_rank):
+        at = other_columns + r * other_step
+        h = g * product(own_points, at, rows, columns, n, m, K - 1, R, C)
+        accumulate(dpoints, h, at, rows, columns, n, m, size, PRECISION, F)
 
 
 @triton.jit
@@ -52,33 +133,16 @@ def forward(
     entry = pid // (across * down)
     rows = pid // across % down * R + tl.arange(0, R)
     columns = pid % across * C + tl.arange(0, C)
-    t = product(a + entry * K * n, b + entry * K * m, rows, columns, n, m, K, R, C)
-    t = tl.where(t < 0, 0.0, t)
-    t = t * scales(own_s + entry * n, other_s + entry * m, rows, columns, n, m, OWN, OTHER)
+    n = tl.cast(n, tl.int64)
+    m = tl.cast(m, tl.int64)
     E = K - 1
-    at_own, at_other = entry * E * n, entry * E * m
-    for r in range(0, own_rank):
-        place = (r * entries + entry) * E * n
-        w = product(own_columns + place, other_points + at_other, rows, columns, n, m, E, R, C)
-        t += w * w
-    for r in range(0, other_rank):
-        place = (r * entries + entry) * E * m
-        w = product(own_points + at_own, other_columns + place, rows, columns, n, m, E, R, C)
-        t += w * w
+    d2, _, _ = squares(
+        a + entry * K * n, b + entry * K * m, own_s + entry * n, other_s + entry * m, own_columns + entry * E * n,
+        own_points + entry * E * n, other_columns + entry * E * m, other_points + entry * E * m, rows, columns, n, m,
+        K, entries * E * n, entries * E * m, own_rank, other_rank, OWN, OTHER, R, C,
+    )  # fmt: skip
     at = (entry * n + rows[:, None]) * m + columns[None, :]
-    tl.store(out + at, t, mask=(rows[:, None] < n) & (columns[None, :] < m))
-
-
-@triton.jit
-def accumulate(into, g, features, rows, columns, n, m, K):
-    """into (K, N) += g features^T of a tile, feature by feature."""
-    own, other = into + rows, features + columns
-    for _ in range(0, K):
-        right = tl.load(other, mask=columns < m, other=0.0)
-        before = tl.load(own, mask=rows < n, other=0.0)
-        tl.store(own, before + tl.sum(g * right[None, :], 1), mask=rows < n)
-        own += n
-        other += m
+    tl.store(out + at, d2, mask=(rows[:, None] < n) & (columns[None, :] < m))
 
 
 @triton.jit
@@ -95,7 +159,7 @@ def backward(
     da,  # (B, K, N), zero on entry, as all that follow
     dscale,  # (B, N), gradient of the scale's square
     dcolumns,  # (R, B, E, N), half the gradient
-    dpoints,  # (B, E, N), half the gradient
+    dpoints,  # (B, E, N), half the gradient, without the last feature
     n,
     m,
     K,
@@ -106,41 +170,44 @@ def backward(
     column_stride,
     OWN: tl.constexpr,
     OTHER: tl.constexpr,
+    PRECISION: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    F: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
     down = tl.cdiv(n, R)
     entry = pid // down
     rows = pid % down * R + tl.arange(0, R)
+    n = tl.cast(n, tl.int64)
+    m = tl.cast(m, tl.int64)
     E = K - 1
     grad += entry * n * m
     a += entry * K * n
     b += entry * K * m
     da += entry * K * n
+    own_s += entry * n
+    other_s += entry * m
+    own_step, other_step = entries * E * n, entries * E * m
+    own_columns += entry * E * n
+    other_columns += entry * E * m
+    dcolumns += entry * E * n
     own_points += entry * E * n
     other_points += entry * E * m
     dpoints += entry * E * n
     total = tl.zeros((R,), a.dtype.element_ty)
-    for start in range(0, m, C):
+    for start in range(m * 0, m, C):
         columns = start + tl.arange(0, C)
         inside = (rows[:, None] < n) & (columns[None, :] < m)
-        at = rows[:, None].to(tl.int64) * row_stride + columns[None, :].to(tl.int64) * column_stride
-        upper = tl.load(grad + at, mask=inside, other=0.0)
+        at = rows[:, None] * row_stride + columns[None, :] * column_stride
+        g = tl.load(grad + at, mask=inside, other=0.0)
         if OWN:
             u = product(a, b, rows, columns, n, m, K, R, C)
-            total += tl.sum(tl.where(u > 0, u, 0.0) * upper, 1)
-        g = upper * scales(own_s + entry * n, other_s + entry * m, rows, columns, n, m, OWN, OTHER)
-        accumulate(da, g, b, rows, columns, n, m, K)
-        for r in range(0, own_rank):
-            place = (r * entries + entry) * E * n
-            g = upper * product(own_columns + place, other_points, rows, columns, n, m, E, R, C)
-            accumulate(dcolumns + place, g, other_points, rows, columns, n, m, E)
-        for r in range(0, other_rank):
-            place = (r * entries + entry) * E * m
-            g = upper * product(own_points, other_columns + place, rows, columns, n, m, E, R, C)
-            accumulate(dpoints, g, other_columns + place, rows, columns, n, m, E)
-            tl.debug_barrier()
-        tl.debug_barrier()  # the next sums read what other threads have written
+            total += tl.sum(tl.where(u > 0, u, 0.0) * g, 1)
+        spread(
+            g, scales(own_s, other_s, rows, columns, n, m, OWN, OTHER), a, b, own_columns, own_points, other_columns,
+            other_points, da, dcolumns, dpoints, rows, columns, n, m, K, own_step, other_step, own_rank, other_rank,
+            PRECISION, R, C, F,
+        )  # fmt: skip
     if OWN:
         tl.store(dscale + entry * n + rows, total, mask=rows < n)

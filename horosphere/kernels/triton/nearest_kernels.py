@@ -103,7 +103,7 @@ def members(
 ):
     """All of every chosen group."""
     pid = tl.program_id(0).to(tl.int64)
-    count = (last - first).to(tl.int64) * few
+    count = tl.cast(last - first, tl.int64) * few
     down = tl.cdiv(count, R)
     entry = pid // down
     slots = pid % down * R + tl.arange(0, R)
