@@ -61,6 +61,17 @@ def antipode_floor(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps ** 2
 
 
+def range_of_squares(dtype: torch.dtype) -> tuple[float, float]:
+    """Between them the squared norms of two points, in the unit of the product form, give all digits of it.
+
+    Below the first, 3e-24 in float32, a product may be less than the smallest number with all its digits, and what is
+    lost of it more than a rounding. Below the second, 2e37, 4 (|f| + |g|)^2 is no more than the largest number; 4 is
+    the product of two weights on flat space.
+    """
+    info = torch.finfo(dtype)
+    return info.tiny / unit_roundoff(dtype) ** 2, info.max / 16
+
+
 def promised_tolerance(dtype: torch.dtype) -> float:
     """Relative error of a distance promised by precision "exact" and "auto"."""
     return 1e-12 if dtype == torch.float64 else 1e-5

@@ -32,7 +32,7 @@ def pair_dist2(manifold: geoopt.Manifold, x: Tensor, y: Tensor) -> Tensor:
                 for a, b in zip(parts_x, parts_y, strict=True)
             ]
             return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
-    return resolved.dist(x, y) ** 2
+    return resolved.dist(x, y).to(_numerics.compute_dtype(x.dtype)) ** 2
 
 
 def _owns_hook(manifold: geoopt.Manifold) -> bool:

@@ -112,9 +112,10 @@ def knn(
     with ops.without_autocast(x.device):
         with torch.no_grad():
             indices = _nearest(x, y, manifold, k, precision, impl)
-        d2 = _distances_to(x, y, indices, manifold).to(x.dtype)
+        d2 = _distances_to(x, y, indices, manifold)
         order = torch.argsort(d2.detach(), dim=-1, stable=True)
-        return Neighbors(_numerics.safe_sqrt(torch.gather(d2, -1, order)), torch.gather(indices, -1, order))
+        distances = _numerics.safe_sqrt(torch.gather(d2, -1, order)).to(x.dtype)
+        return Neighbors(distances, torch.gather(indices, -1, order))
 
 
 def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision: str, impl: str) -> Tensor:
@@ -199,8 +200,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
                 else "dist alone"
             )
             raise ValueError(f"impl={impl!r} serves chords in product form; {why} works pair by pair: use impl='auto'")
-        d2 = _exact_matrix(x, y, manifold)
-        return d2 if squared else _numerics.safe_sqrt(d2)
+        return _exact_matrix(x, y, manifold, squared)
     parts_y = parts_x if y is x else chords(manifold, y)
     compiling = torch.compiler.is_compiling()
     if transforms or compiling:
@@ -271,21 +271,27 @@ def _pairs_at(picked: Tensor, x: Tensor, y: Tensor, manifold: geoopt.Manifold) -
     return pair_dist2(one, a.unsqueeze(-2), b.unsqueeze(-2)).squeeze(-1)
 
 
-def _exact_matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
-    """Exact squared distances (..., N, M) in blocks of rows, which the backward pass recomputes."""
+def _exact_matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool) -> Tensor:
+    """Exact distances (..., N, M), or squares, in blocks of rows, which the backward pass recomputes."""
+
+    def finished(block: Tensor) -> Tensor:
+        d2 = _every_pair(block, y, manifold)
+        # the root before the rounding: the square of a float32 distance may be no float32 number
+        return (d2 if squared else _numerics.safe_sqrt(d2)).to(x.dtype)
+
     n, m = x.shape[-2], y.shape[-2]
     rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
     if torch.compiler.is_compiling() or n <= rows:
-        return _every_pair(x, y, manifold).to(x.dtype)
+        return finished(x)
     blocks = [x[..., i : i + rows, :] for i in range(0, n, rows)]
     if not _needs_grad(x, y, manifold):
         out = x.new_empty(*x.shape[:-1], m)
         for i, block in zip(range(0, n, rows), blocks, strict=True):
-            out[..., i : i + rows, :] = _every_pair(block, y, manifold)
+            out[..., i : i + rows, :] = finished(block)
         return out
     if torch._C._are_functorch_transforms_active():  # they do not go through checkpoint's hooks
-        return torch.cat([_every_pair(b, y, manifold).to(x.dtype) for b in blocks], -2)
-    return torch.cat([checkpoint(_every_pair, b, y, manifold, use_reentrant=False).to(x.dtype) for b in blocks], -2)
+        return torch.cat([finished(b) for b in blocks], -2)
+    return torch.cat([checkpoint(finished, b, use_reentrant=False) for b in blocks], -2)
 
 
 def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:

@@ -55,6 +55,22 @@ def test_cdist_by_triton():
     assert torch.autograd.grad(by_name.sum(), x)[0].isfinite().all()
 
 
+@no_numbers
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_close_and_far_points_by_triton():
+    x = torch.randn(70, 3, generator=torch.Generator().manual_seed(0))
+    x[:8] *= 1e-30
+    x[8:16] *= 1e25
+    true = hs.cdist(x, x, hs.Euclidean(), precision="exact")
+    for manifold in (hs.Euclidean(), hs.Product((hs.Euclidean(), 1), (hs.Euclidean(), 2))):
+        y = x.clone().requires_grad_()
+        found = hs.cdist(y, y, manifold, impl="triton")
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=0)
+        assert torch.autograd.grad(found.sum(), y)[0].isfinite().all()
+        near = hs.knn(x, x, manifold, 5, impl="triton")
+        torch.testing.assert_close(near.distances, true.sort(dim=-1).values[:, :5], rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_knn_by_triton(dtype):
     manifold = hs.Product((hs.PoincareBall(-1.0, learnable=True), 3), (hs.Sphere(1.0), 3))

@@ -196,12 +196,63 @@ def test_radial_pairs_far_out_on_the_hyperboloid():
         assert (oracle.relative_error(hs.Lorentz().dist(x, y)[:, None], true) < 1e-12).all()
 
 
-@pytest.mark.parametrize("scale", (1e-25, 1e-12, 1e12, 1e25))
-def test_float32_distances_whose_square_leaves_float32(scale):
+@pytest.mark.parametrize("scale", (1e-30, 1e-25, 1e-20, 1e-12, 1e12, 9e18, 1e25))
+def test_float32_distances_whose_square_leaves_float32(scale, monkeypatch):
+    monkeypatch.setattr(oracle, "DIGITS", 120)  # 1 + d^2 / 2 is to be told from 1
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(6, 3, generator=generator) * scale for _ in range(2))
     manifolds = [hs.Euclidean(), hs.Stereographic(0.0), hs.Scaled(hs.Euclidean(), 0.5)]
-    manifolds += [hs.PoincareBall(-1.0), hs.Stereographic(1.0)] if scale < 1 else []
+    manifolds += [hs.Product((hs.Euclidean(), 1), (hs.Euclidean(), 2))]
+    manifolds += [hs.PoincareBall(-1.0), hs.Stereographic(1.0), hs.Lorentz(-1.0)] if scale < 1 else []
     for manifold in manifolds:
-        true = np.diag(oracle.matrix(manifold, x, y))[:, None]
-        assert (oracle.relative_error(manifold.dist(x, y)[:, None], true) <= 1e-5).all(), manifold
+        if isinstance(manifold, hs.Lorentz):
+            x, y = (manifold.projx(torch.cat((torch.ones(6, 1), t), -1)) for t in (x, y))
+        true = oracle.matrix(manifold, x, y)
+        assert (oracle.relative_error(manifold.dist(x, y)[:, None], np.diag(true)[:, None]) <= 1e-5).all(), manifold
+        for precision, impl in ENGINES:
+            found = hs.cdist(x, y, manifold, precision=precision, impl=impl)
+            assert (oracle.relative_error(found, true) <= 1e-5).all(), (manifold, precision, impl)
+            near = hs.knn(x, y, manifold, 3, precision=precision, impl=impl)
+            assert np.array_equal(near.indices, true.argsort(-1)[:, :3]), (manifold, precision, impl)
+            assert (oracle.relative_error(near.distances, np.sort(true, -1)[:, :3]) <= 1e-5).all()
+
+
+def points_of_all_sizes(n: int) -> torch.Tensor:
+    """Ordinary points, and eight each that are close to the origin or far off."""
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    for k, scale in enumerate((1e-30, 1e-21, 1e-15, 1e17, 9e18, 1e25)):
+        x[8 * k : 8 * k + 8] *= scale
+    return x
+
+
+@pytest.mark.parametrize("n", (300, 1100))  # from a million entries on distances come from one pass over the matrix
+@pytest.mark.parametrize("impl", ("reference", "blocked"))
+def test_close_and_far_points_among_others(n, impl):
+    x = points_of_all_sizes(n)
+    true = torch.linalg.vector_norm(x.double().unsqueeze(1) - x.double(), dim=-1)
+    for manifold in (hs.Euclidean(), hs.Product((hs.Euclidean(), 1), (hs.Euclidean(), 2))):
+        found = hs.cdist(x, x, manifold, impl=impl).double()
+        assert ((found - true).abs() <= 1e-5 * true).all()
+        near = hs.knn(x, x, manifold, 10, impl=impl).indices
+        torch.testing.assert_close(true.gather(-1, near), true.sort(dim=-1).values[:, :10], rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("precision", "impl"), ENGINES)
+def test_gradients_of_close_and_far_points(precision, impl):
+    x = points_of_all_sizes(60).requires_grad_()
+    y = x.detach()[torch.arange(60).flip(0)]
+    upper = torch.rand(60, 60, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(hs.cdist(x, y, hs.Euclidean(), precision=precision, impl=impl), x, upper)[0]
+    delta = x.detach().double().unsqueeze(1) - y.double()
+    length = delta.norm(dim=-1, keepdim=True)
+    true = (upper.double().unsqueeze(-1) * delta / torch.where(length > 0, length, 1.0)).sum(1)
+    torch.testing.assert_close(found.double(), true, rtol=0, atol=2e-5 * float(true.abs().max()))
+
+
+@pytest.mark.parametrize("impl", ("reference", "blocked"))
+def test_the_nearest_point_may_be_the_only_one_whose_square_is_too_large(impl):
+    x = torch.tensor([[4e18, 0.0]])
+    y = torch.stack((torch.linspace(-1e18, -2e18, 40), torch.zeros(40)), -1)
+    y[7] = torch.tensor([5e18, 0.0])
+    for manifold in (hs.Euclidean(), hs.Product((hs.Euclidean(), 1), (hs.Euclidean(), 1))):
+        assert hs.knn(x, y, manifold, 1, impl=impl).indices == 7

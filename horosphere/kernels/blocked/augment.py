@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.kernels.parts import Part, theta
 
 
@@ -28,9 +29,11 @@ class Augmented(NamedTuple):
     factor: Tensor  # (B, 1, 1), 1/sqrt|kappa|, 1 on flat space: the unit of length
     plain_b: Tensor  # (B, M, F + 2), b without weights
     wy: Tensor | None  # (B, M), None where there are no weights
-    # theta times the size of what was subtracted to get t is (p_i + q_i |f_j|^2) w_j
+    # theta times the size of what was subtracted to get t is (p_i + q_i n_j) w_j, n_j = |f_j|^2. NaN, which no t
+    # exceeds, where squares leave the range of the type
     p: Tensor  # (B, N)
     q: Tensor  # (B, N)
+    n: Tensor  # (B, M)
 
 
 def kappa_entries(kappa: Tensor, batch: torch.Size) -> Tensor:
@@ -53,6 +56,12 @@ def minkowski(f: Tensor, time_dims: int) -> Tensor:
     return torch.cat((-f[..., :time_dims], f[..., time_dims:]), -1) if time_dims else f
 
 
+def _bounding(n: Tensor, c: Tensor, work: torch.dtype) -> Tensor:
+    """Squared norms as error bounds take them, see :func:`horosphere._numerics.range_of_squares`; 0 is exact."""
+    least, most = _numerics.range_of_squares(work)
+    return torch.where(c * n < most, torch.where(n > 0, n.clamp(min=least), n), math.nan)
+
+
 def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> Augmented:
     """The part's augmented features in the type ``work``, the last column repeated ``pad`` times."""
     kappa = kappa_entries(part.kappa, batch)
@@ -70,9 +79,10 @@ def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> A
         )
     else:
         a = c * torch.cat((-2 * x, nx, torch.ones_like(nx)), -1)
-    size = c * torch.cat((nx, torch.ones_like(nx)), -1)
+    bounding, norms = (_bounding(n, c, work) for n in (nx, ny))
+    size = c * torch.cat((bounding, torch.ones_like(nx)), -1)
     if pad:
-        b = torch.cat((b, b[:, -1:].expand(-1, pad, -1)), 1)
+        b, norms = (torch.cat((t, t[:, -1:].expand(-1, pad, -1)), 1) for t in (b, norms))
     plain_b, wy = b, None
     if part.wx is not None:
         wx, wy = (valid_weight(flat(w, batch, 1).to(torch.float64)) for w in (part.wx, part.wy))
@@ -81,8 +91,18 @@ def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> A
         a, b, size = a * wx.unsqueeze(-1), b * wy.unsqueeze(-1), size * wx.unsqueeze(-1)
         wy = wy.to(work)
     size = size * theta(x.shape[-1], work)
-    a, b, plain_b, size, factor = (t.to(work) for t in (a, b, plain_b, size, factor))
-    return Augmented(a, b, signs, factor, plain_b, wy, size[..., 0], size[..., 1])
+    a, b, plain_b, size, norms, factor = (t.to(work) for t in (a, b, plain_b, size, norms, factor))
+    return Augmented(a, b, signs, factor, plain_b, wy, size[..., 0], size[..., 1], norms[..., 0])
+
+
+def without_far(a: Augmented) -> Augmented:
+    """a with points of finite coordinates whose squares leave the range of the type made 0, and so t of their pairs."""
+
+    def kept(features: Tensor, bound: Tensor) -> Tensor:
+        far = bound.isnan() & features[..., :-2].isfinite().all(-1)
+        return torch.where(far.unsqueeze(-1), 0.0, features)
+
+    return a._replace(a=kept(a.a, a.p), b=kept(a.b, a.n))
 
 
 def tile_product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:

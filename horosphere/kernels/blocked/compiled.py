@@ -33,9 +33,8 @@ def sqdist(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
     from horosphere.kernels.blocked.compiled_tiles import tile
 
     entries, n, m = out.shape
-    norms = a.plain_b[..., -1]
-    weights = torch.ones_like(norms) if a.wy is None else a.wy
-    arrays = [t.contiguous().numpy() for t in (a.a, a.b.mT, a.p, a.q, norms, weights, a.factor.view(-1))]
+    weights = torch.ones_like(a.n) if a.wy is None else a.wy
+    arrays = [t.contiguous().numpy() for t in (a.a, a.b.mT, a.p, a.q, a.n, weights, a.factor.view(-1))]
     result, size = out.numpy(), tile_size(out.device)
     parts = list(tiles(entries, n, m, size, 1, alike=True))
 

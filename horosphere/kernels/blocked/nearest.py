@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.blocked import arcs
-from horosphere.kernels.blocked.augment import Augmented, augment, tile_product
+from horosphere.kernels.blocked.augment import Augmented, augment, tile_product, without_far
 from horosphere.kernels.blocked.sqdist import may_overflow, runs
 from horosphere.kernels.parts import Part, batch_of, dtype_of
 
@@ -63,12 +63,15 @@ def _bounded(a: Augmented) -> bool:
 
 
 def with_bound_taken_off(a: Augmented) -> Augmented:
-    """a such that <a_i, b_j> is t less its error bound, which is 2 tol times the bound that makes a pair unresolved."""
+    """a such that <a_i, b_j> is t less its error bound, which is 2 tol times the bound that makes a pair unresolved.
+
+    Of points that are too far for the type it is 0.
+    """
     tolerance = 2 * _numerics.promised_tolerance(a.a.dtype)
     less = a.a.clone()
     less[..., -2] -= tolerance * a.p
     less[..., -1] -= tolerance * a.q
-    return a._replace(a=less)
+    return without_far(a._replace(a=less))
 
 
 def _fill(made: Sequence[Augmented], wide: Sequence[bool], entry: int, i: slice, keys: Tensor, buffers: Tensor) -> None:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
-from horosphere.kernels.blocked.augment import augment, flat, kappa_entries, key_gradient, query_gradient, tile_product
+from horosphere.kernels.blocked.augment import (
+    augment,
+    flat,
+    kappa_entries,
+    key_gradient,
+    query_gradient,
+    tile_product,
+    without_far,
+)
 from horosphere.kernels.blocked.sqdist import all_alike, may_overflow
 from horosphere.kernels.blocked.tiles import group_width, tile_size, tiles
 from horosphere.kernels.parts import Part, batch_of, dtype_of
@@ -23,7 +31,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     """Gradients of the packed tensors; that of kappa is 0 unless ``curvature`` asks for it."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     grad = flat(grad, batch, 2)
-    made = [augment(p, batch, dtype) for p in parts]
+    made = [without_far(augment(p, batch, dtype)) for p in parts]
     wide = [may_overflow(a) for a in made]
     da, db = [torch.zeros_like(a.a) for a in made], [torch.zeros_like(a.b) for a in made]
     dk = [torch.zeros(batch.numel(), dtype=torch.float64, device=grad.device) for _ in made]

@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
     @classmethod
     def of(cls, a: Augmented, width: int) -> Bound:
-        n = a.plain_b[..., -1].unflatten(-1, (-1, width))
+        n = a.n.unflatten(-1, (-1, width))
         largest = a.p[..., None] + a.q[..., None] * n.amax(-1)[:, None]
         w, most, least = None, 1.0, 1.0
         if a.wy is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.reference.sqdist import arc2_of, product_chord2
+from horosphere.kernels.reference.sqdist import arc2_of, bounding, product_chord2
 
 
 def lower_bound(xs: Sequence, ys: Sequence) -> Tensor:
@@ -17,9 +18,16 @@ def lower_bound(xs: Sequence, ys: Sequence) -> Tensor:
         u, size = product_chord2(x, y)
         error = 4 * (x.features.shape[-1] + 2) ** 0.5 * _numerics.unit_roundoff(u.dtype)
         kappa = x.kappa[..., None, None] if isinstance(x.kappa, Tensor) and x.kappa.dim() else x.kappa
-        d2 = arc2_of(u - error * size, kappa)
+        size = bounding(size)
+        # nothing is known of points that are too far for the type
+        far = size.isnan() & _finite(x).unsqueeze(-1) & _finite(y).unsqueeze(-2)
+        d2 = torch.where(far, 0.0, arc2_of(u - error * size, kappa))
         total = d2 if total is None else total + d2
     return total
+
+
+def _finite(x) -> Tensor:
+    return x.features.isfinite().all(-1)
 
 
 def nearest(xs: Sequence, ys: Sequence, k: int) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,15 @@ def product_chord2(x, y) -> tuple[Tensor, Tensor]:
     return s, size
 
 
+def bounding(size: Tensor) -> Tensor:
+    """What error bounds multiply for the size that :func:`product_chord2` gives.
+
+    NaN, which nothing exceeds, where u may leave the range of the type.
+    """
+    least, most = _numerics.range_of_squares(size.dtype)
+    return torch.where(size < most, size.clamp(min=least), math.nan)
+
+
 def difference_chord2(x, y) -> Tensor:
     """u of broadcast pairs from differences of features (..., F) -> (...)."""
     delta = x.features - y.features
@@ -81,7 +90,7 @@ def sqdist(xs: Sequence, ys: Sequence) -> tuple[Tensor, Tensor]:
                 * _numerics.unit_roundoff(u.dtype)
                 / _numerics.promised_tolerance(u.dtype)
             )
-            limit = theta * size
+            limit = theta * bounding(size)
             slope = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0)
             part_doubt = slope * limit
             kappa = _kappa_of_matrix(x.kappa, u)

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from horosphere.kernels.blocked.augment import augment, flat
+from horosphere.kernels.blocked.augment import augment, flat, without_far
 from horosphere.kernels.blocked.sqdist import runs
 from horosphere.kernels.blocked.sqdist_backward import per_point
 from horosphere.kernels.parts import Part, batch_of, dtype_of
@@ -38,8 +38,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     if out.numel():
         for a in made:
             left, right = a.a.mT.contiguous(), a.plain_b.mT.contiguous()
-            norms = right[:, -1].contiguous()
-            p, q, factor = a.p.contiguous(), a.q.contiguous(), a.factor.reshape(-1).contiguous()
+            p, q, norms, factor = (t.contiguous() for t in (a.p, a.q, a.n, a.factor.reshape(-1)))
             wy = norms if a.wy is None else a.wy.contiguous()
             for e in runs(made):
                 grid = ((e.stop - e.start) * triton.cdiv(n, options["R"]) * triton.cdiv(m, options["C"]),)
@@ -68,7 +67,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     """As horosphere.kernels.blocked.sqdist_backward.sqdist_backward. Products of distances hold two more matrices."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     n, m = grad.shape[-2:]
-    made = [augment(p, batch, dtype) for p in parts]
+    made = [without_far(augment(p, batch, dtype)) for p in parts]
     upper = flat(grad, batch, 2).to(dtype)
     if len(parts) > 1 and not squared:
         total = flat(sqdist(parts, squared=False, resolve=False)[0], batch, 2)
