@@ -1,5 +1,6 @@
 """Geometry: the manifolds, their chords, distance matrices, nearest neighbours, means and conversions."""
 
+from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chord_of, register_equivalent
 from horosphere.manifolds.convert import (
     ball_to_hyperboloid,
@@ -26,6 +27,7 @@ from horosphere.manifolds.stereographic import Stereographic
 from horosphere.manifolds.token_metric import TokenMetric
 
 __all__ = [
+    "BoundedParameter",
     "Chord",
     "DirectionMap",
     "Euclidean",

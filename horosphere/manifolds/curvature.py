@@ -21,6 +21,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.manifolds._float64 import as_points, in_float64
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.bounded import BoundedParameter
 
 
 def kappa_from_c(c):
@@ -39,7 +40,8 @@ class ConstantCurvature(geoopt.Manifold):
     Args:
         kappa: signed sectional curvature, a number or a tensor. A tensor of shape (H,) broadcasts against the batch
             dimensions of points (..., H, N, D).
-        learnable: keep kappa as a Parameter (a number becomes a float64 scalar, so it is read back unchanged).
+        learnable: keep kappa as a :class:`~horosphere.manifolds.BoundedParameter`, which keeps its sign (a number
+            becomes a float64 scalar, so it is read back unchanged).
 
     Raises:
         ValueError: kappa is not finite, or of a sign that the model does not allow.
@@ -63,8 +65,10 @@ class ConstantCurvature(geoopt.Manifold):
         self.register_parameter("_learnable_kappa", None)
         self._number = None
         if learnable:
-            value = kappa.detach().clone() if isinstance(kappa, Tensor) else torch.tensor(kappa, dtype=torch.float64)
-            self._learnable_kappa = torch.nn.Parameter(value)
+            value = kappa if isinstance(kappa, Tensor) else torch.tensor(kappa, dtype=torch.float64)
+            limit = _numerics.MIN_ABS_KAPPA
+            low, high = {None: (-math.inf, math.inf), -1: (-math.inf, -limit), 1: (limit, math.inf)}[self._sign]
+            self._learnable_kappa = BoundedParameter(value, low, high)
         elif isinstance(kappa, Tensor):
             self._fixed_kappa = kappa
         else:
@@ -144,16 +148,6 @@ class ConstantCurvature(geoopt.Manifold):
         """The manifold as a JSON-able dictionary; ``manifold_from_config`` is the inverse."""
         kappa = self.kappa.tolist() if isinstance(self.kappa, Tensor) else self.kappa
         return {"type": type(self).__name__, "kappa": kappa, "learnable": self.learnable}
-
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        """Put a learnable kappa back into the range of the model after an optimizer moved it (the sign is kept)."""
-        if self.learnable and self._sign is not None:
-            limit = _numerics.MIN_ABS_KAPPA
-            if self._sign < 0:
-                self._learnable_kappa.clamp_(max=-limit)
-            else:
-                self._learnable_kappa.clamp_(min=limit)
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> ConstantCurvature:
         """This manifold for the entries ``index`` of the flattened ``batch_shape``: points (P, 1, D) go with it."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chords
 from horosphere.manifolds.pairs import pair_dist2
 
@@ -50,12 +51,6 @@ class Product(geoopt.ProductManifold):
             "type": "Product",
             "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
         }
-
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        for m in self.manifolds:
-            if hasattr(m, "constrain_"):
-                m.constrain_()
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Product:
         return Product(
@@ -178,7 +173,7 @@ class Scaled(geoopt.Manifold):
     Args:
         manifold: the base.
         scale: > 0.
-        learnable: keep the scale as a Parameter.
+        learnable: keep the scale as a :class:`~horosphere.manifolds.BoundedParameter`, which stays above 0.
 
     Raises:
         ValueError: scale is not positive and finite.
@@ -190,7 +185,8 @@ class Scaled(geoopt.Manifold):
         if value.dim() or not (value > 0 and value.isfinite()):
             raise ValueError(f"scale must be one positive finite number, got {scale}")
         self.base = manifold
-        self.register_parameter("_learnable_scale", torch.nn.Parameter(value.clone()) if learnable else None)
+        low = _numerics.MIN_ABS_KAPPA**0.5
+        self.register_parameter("_learnable_scale", BoundedParameter(value, low) if learnable else None)
         self.register_buffer("_fixed_scale", scale if isinstance(scale, Tensor) and not learnable else None)
         self._number = None if isinstance(scale, Tensor) or learnable else float(scale)
 
@@ -223,13 +219,6 @@ class Scaled(geoopt.Manifold):
             "scale": self._scale_number(),
             "learnable": self._learnable_scale is not None,
         }
-
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        if self._learnable_scale is not None:
-            self._learnable_scale.clamp_(min=_numerics.MIN_ABS_KAPPA**0.5)
-        if hasattr(self.base, "constrain_"):
-            self.base.constrain_()
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Scaled:
         return Scaled(_take_batch(self.base, batch_shape, index), self.scale)

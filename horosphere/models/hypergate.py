@@ -33,7 +33,8 @@ class Gated(NamedTuple):
 class HyperGate(nn.Module):
     r"""Gating at three levels: heads, tokens, dimensions.
 
-    Every head has a ball of its own curvature, ``ball``, learned. Every token has a boundary
+    Every head has a ball of its own curvature, ``ball``, learned: the Riemannian optimizers keep it below 0, after a
+    step of another call :func:`horosphere.optim.project_`. Every token has a boundary
     :math:`\beta = \sigma(w_b \cdot x + b)`: its points lie within :math:`\beta/\sqrt{|\kappa|}` of the origin. Every
     dimension has a gate :math:`g = \sigma(W_g x + b_g)`: :math:`h = g \odot x` goes to queries, keys and values, and
     :meth:`mix` weighs the two paths of a block, :math:`g \odot o_{main} + (1 - g) \odot o_{memory}`.
@@ -80,21 +81,10 @@ class HyperGate(nn.Module):
         """Gate tokens (..., N, dim); ValueError where they have another size."""
         if x.shape[-1:] != (self.dim,):
             raise ValueError(f"x must have shape (..., {self.dim}); got {tuple(x.shape)}")
-        self._constrain_curvature()
         gate = torch.sigmoid(self._logits(x))
         beyond = self.boundary(x).squeeze(-1)
         # 2 artanh(sigmoid(z)) = log(1 + 2 exp(z))
         return Gated(gate * x, gate, torch.sigmoid(beyond), F.softplus(beyond + math.log(2)))
-
-    @torch.no_grad()
-    def _constrain_curvature(self) -> None:
-        """Put curvatures that an optimizer moved to 0 or beyond back below it.
-
-        A Riemannian optimizer does that for the curvature of its points; heads of which no point is a parameter have
-        nobody else.
-        """
-        if bool((self.ball.kappa >= 0).any()):
-            self.ball.constrain_()
 
     @staticmethod
     def mix(gate: Tensor, main: Tensor, memory: Tensor) -> Tensor:

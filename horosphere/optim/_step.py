@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.optim._rows import finite_points, over_points
 
 FLAT = geoopt.Euclidean(ndim=1)
@@ -20,20 +21,11 @@ def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:
     return parameter.manifold if isinstance(parameter, geoopt.ManifoldTensor) else None
 
 
-def constrain_(manifold: geoopt.Manifold) -> None:
-    """Bring learned curvatures of a manifold and its parts into their range, where the manifold has one."""
-    for part in manifold.modules():
-        # Looked up on the class: geoopt.Scaled forwards unknown attributes to its base.
-        constrain = getattr(type(part), "constrain_", None)
-        if constrain is not None:
-            constrain(part)
-
-
 class RiemannianStep:
     """Mixin before geoopt's optimizer classes.
 
     Points move first, on the curvature their gradients were taken at; then flat parameters, learned
-    curvatures among them; then the points follow the curvatures that moved.
+    curvatures among them, which keep to their intervals; then the points follow the curvatures that moved.
     """
 
     _tangent_state: str
@@ -73,16 +65,14 @@ class RiemannianStep:
                 else:
                     self._move(group, p, manifold)
             flat.append(plain)
-        if curvatures:
-            flat = self._without_bad_curvatures(flat, curvatures)
+        flat = self._without_bad_curvatures(flat, curvatures)
         for group, plain in zip(self.param_groups, flat, strict=True):
             if plain:
                 self._move_flat(group, plain)
-        moved = [
-            m
-            for (m, kappas), old in zip(curvatures, before, strict=True)
-            if [k._version for k in kappas] != old
-        ]
+            for p in plain:
+                if isinstance(p, BoundedParameter):
+                    p.constrain_()
+        moved = [m for (m, kappas), old in zip(curvatures, before, strict=True) if [k._version for k in kappas] != old]
         if moved:
             self._follow(moved)
         for group in self.param_groups:
@@ -166,13 +156,15 @@ class RiemannianStep:
     def _without_bad_curvatures(
         self, flat: list[list[Tensor]], curvatures: Iterable[tuple[geoopt.Manifold, list[Tensor]]]
     ) -> list[list[Tensor]]:
-        """A curvature that became NaN would take every point with it: its bad gradients are skipped too."""
+        """A curvature that became NaN would take every point, or a layer, with it: its bad gradients are skipped
+        too."""
         kappas = {id(k) for _, ks in curvatures for k in ks}
         kept = []
         for params in flat:
             good = []
             for p in params:
-                if id(p) in kappas and finite_points(0, p.grad) is not None:
+                learned = isinstance(p, BoundedParameter) or id(p) in kappas
+                if learned and finite_points(0, p.grad) is not None:
                     self._count_skipped(p, 1)
                 else:
                     good.append(p)
@@ -180,8 +172,6 @@ class RiemannianStep:
         return kept
 
     def _follow(self, moved: list[geoopt.Manifold]) -> None:
-        for manifold in moved:
-            constrain_(manifold)
         ids = {id(m) for m in moved}
         for group in self.param_groups:
             for p in group["params"]:

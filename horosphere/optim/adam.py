@@ -36,10 +36,10 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
     - *A point whose gradient or update is not finite* stays where it is, moments included; the others go on.
       ``optimizer.skipped_rows`` counts them, and the first is warned about. A learned curvature is treated
       the same.
-    - *Learned curvatures* may sit in any group. After a step in which one moved, ``constrain_`` is called
-      where the manifold has it, then all points are projected on their manifold and first moments on the
-      tangent spaces. If another optimizer moves the curvature, call :func:`horosphere.optim.project_`
-      after its step.
+    - *Learned curvatures* may sit in any group, and need no points: those of a layer will do. They keep to
+      their interval (:class:`~horosphere.manifolds.BoundedParameter`): the ball's stays below 0. After a step
+      in which one moved, all points are projected on their manifold and first moments on the tangent spaces.
+      If another optimizer moves the curvature, call :func:`horosphere.optim.project_` after its step.
     - ``p.grad`` is never changed.
 
     Args:
@@ -138,7 +138,8 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
                     state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         columns = {name: [self.state[p][name] for p in params] for name in names}
         adam(
-            params,
+            # detached: fast paths on an accelerator take plain tensors only, a BoundedParameter is not one
+            [p.detach() for p in params],
             [p.grad for p in params],
             columns["exp_avg"],
             columns["exp_avg_sq"],

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horosphere.optim._step import constrain_, manifold_of
+from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.optim._step import manifold_of
 
 __all__ = ["param_groups", "project_"]
 
@@ -45,11 +46,12 @@ def param_groups(module: torch.nn.Module) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def project_(module_or_parameters: torch.nn.Module | Tensor | Iterable[Tensor]) -> None:
-    """Bring curvatures into range (``constrain_``) and points back on their manifolds (``projx``), in place.
+    """Bring curvatures into range and points back on their manifolds (``projx``), in place.
 
-    Call it after something other than the optimizer of the points moved a learned curvature: another
-    optimizer, a loaded value. (The optimizers of this package do it by themselves when they hold the
-    curvature.) It does not know an optimizer's moments: ``optimizer.stabilize()`` projects those too.
+    Call it after something other than an optimizer of this package moved a learned curvature, of points or of
+    a layer: another optimizer, a loaded value. Every :class:`~horosphere.manifolds.BoundedParameter` comes into
+    its interval first. (The optimizers of this package do both by themselves when they hold the curvature.) It
+    does not know an optimizer's moments: ``optimizer.stabilize()`` projects those too.
 
     Args:
         module_or_parameters: a module, a parameter, or parameters; plain parameters are left alone.
@@ -66,11 +68,11 @@ def project_(module_or_parameters: torch.nn.Module | Tensor | Iterable[Tensor]) 
     for p in parameters:
         if not isinstance(p, Tensor):
             raise TypeError(
-                "module_or_parameters must be a module, a parameter or parameters; "
-                f"it holds a {type(p).__name__}"
+                f"module_or_parameters must be a module, a parameter or parameters; it holds a {type(p).__name__}"
             )
     points = [p for p in parameters if manifold_of(p) is not None]
-    for manifold in {id(p.manifold): p.manifold for p in points}.values():
-        constrain_(manifold)
+    for number in [*parameters, *(kappa for p in points for kappa in p.manifold.parameters())]:
+        if isinstance(number, BoundedParameter):
+            number.constrain_()
     for p in points:
         p.copy_(p.manifold.projx(p.detach()))

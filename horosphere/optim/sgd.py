@@ -106,7 +106,8 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
         buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in params]
         grads = [p.grad for p in params]
         sgd(
-            params,
+            # detached: fast paths on an accelerator take plain tensors only, a BoundedParameter is not one
+            [p.detach() for p in params],
             grads,
             buffers if momentum else [],
             has_sparse_grad=any(g.is_sparse for g in grads),

@@ -224,7 +224,7 @@ def test_25_points_follow_a_ball_that_shrinks():
     for step in range(40):
         with torch.no_grad():
             ball.kappa.sub_(0.1 if step < 30 else -10.0)  # the last steps cross 0: the sign is kept
-        ball.constrain_()
+        ball.kappa.constrain_()
         x = ball.projx(x)
         assert ball.kappa < 0
         assert x.norm() < ball.kappa.detach().abs().rsqrt()

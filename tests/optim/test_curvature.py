@@ -1,9 +1,16 @@
 """Points follow a learned curvature."""
 
+import copy
+import io
+import math
+import pickle
+
 import pytest
 import torch
 
-from horosphere import ManifoldParameter, PoincareBall
+from horosphere import ManifoldParameter, PoincareBall, Sphere
+from horosphere.attention import GeodesicAttention
+from horosphere.manifolds import BoundedParameter
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim import RiemannianAdam, RiemannianSGD, param_groups, project_
 from tests.optim.spaces import LEARNED, on_manifold, points
@@ -146,6 +153,103 @@ def test_stabilize_projects_points_and_moments_of_another_optimizers_curvature()
     assert on_manifold(p)
     moment = optimizer.state[p]["exp_avg"]
     torch.testing.assert_close(manifold.proju(p.detach(), moment), moment, rtol=1e-9, atol=1e-9)
+
+
+HEADS = {
+    **LEARNED,
+    "each head": lambda: PoincareBall(torch.tensor([-1.0, -0.3], dtype=torch.float64), learnable=True),
+    "each head's sphere": lambda: Sphere(torch.tensor([1.0, 0.3]), learnable=True),
+}
+del HEADS["stereographic"]  # may change its sign
+
+
+@pytest.mark.parametrize("space", HEADS)
+@pytest.mark.parametrize(
+    "make",
+    [lambda g: RiemannianAdam(g, lr=0.7), lambda g: RiemannianSGD(g, lr=3.0), lambda g: torch.optim.SGD(g, lr=3.0)],
+)
+def test_curvatures_of_a_layer_without_points_keep_their_sign(space, make):
+    torch.manual_seed(0)
+    layer = GeodesicAttention(8, 2, manifold=HEADS[space]())
+    learned = [p for p in layer.parameters() if isinstance(p, BoundedParameter)]
+    signs = [p.detach().sign() for p in learned]
+    (group,) = param_groups(layer)
+    assert {id(p) for p in learned} <= {id(p) for p in group["params"]}
+    optimizer = make([group])
+    x = torch.randn(2, 5, 8)
+    at_bound = [False] * len(learned)
+    for _ in range(4):
+        optimizer.zero_grad()
+        out = layer(x, x, x)[0]
+        assert out.isfinite().all()
+        towards_0 = sum((p * sign).sum() for p, sign in zip(learned, signs, strict=True))
+        (1e-3 * out.square().mean() + towards_0).backward()
+        optimizer.step()
+        if not hasattr(optimizer, "skipped_rows"):
+            project_(layer)
+        for i, (p, sign) in enumerate(zip(learned, signs, strict=True)):
+            assert (p.detach().sign() == sign).all()
+            at_bound[i] |= bool((p.detach().abs() <= 1e-4).all())
+    assert all(at_bound)
+
+
+@pytest.mark.parametrize("optimizer_class", [RiemannianAdam, RiemannianSGD])
+def test_a_bad_gradient_of_a_curvature_without_points_is_skipped(optimizer_class):
+    ball = PoincareBall(torch.tensor([-1.0, -0.3]), learnable=True)
+    optimizer = optimizer_class([ball.kappa], lr=0.1)
+    ball.kappa.grad = torch.tensor([float("nan"), 1.0])
+    with pytest.warns(RuntimeWarning, match=r"\(2,\)"):
+        optimizer.step()
+    assert torch.equal(ball.kappa.detach(), torch.tensor([-1.0, -0.3])) and optimizer.skipped_rows == 1
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda p: pickle.loads(pickle.dumps(p)),
+    "file": lambda p: saved_and_loaded(p),
+}
+
+
+def saved_and_loaded(p):
+    buffer = io.BytesIO()
+    torch.save(p, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_keep_the_interval(how):
+    for space, make in HEADS.items():
+        manifold = make()
+        found = COPIES[how](manifold)
+        for old, new in zip(manifold.parameters(), found.parameters(), strict=True):
+            assert isinstance(new, BoundedParameter) and new.requires_grad and torch.equal(old, new), space
+            assert (new.low, new.high) == (old.low, old.high) and -math.inf < max(new.low, -new.high)
+            assert how == "copy" or new.data_ptr() != old.data_ptr()
+    one = BoundedParameter(torch.tensor([0.5]), 0.0, 2.0, requires_grad=False)
+    for found in (COPIES[how](one), COPIES[how]([one, one])[1]):
+        assert (found.low, found.high, found.requires_grad, found.item()) == (0.0, 2.0, False, 0.5)
+
+
+def test_a_state_holds_the_numbers_and_a_module_keeps_the_interval():
+    ball = PoincareBall(torch.tensor([-1.0, -0.3]), learnable=True)
+    state = {name: value.clone() for name, value in ball.state_dict().items()}
+    assert [type(value) for value in state.values()] == [torch.Tensor]
+    other = PoincareBall(torch.tensor([-2.0, -2.0]), learnable=True)
+    other.load_state_dict(state)
+    other.double()
+    assert isinstance(other.kappa, BoundedParameter) and other.kappa.dtype == torch.float64
+    with torch.no_grad():
+        other.kappa.neg_()
+    project_(other)
+    assert (other.kappa.detach() == -1e-8).all() and torch.equal(ball.kappa.detach(), torch.tensor([-1.0, -0.3]))
+
+
+def test_an_empty_interval_is_refused():
+    with pytest.raises(ValueError, match="low"):
+        BoundedParameter(torch.zeros(2), 1.0, -1.0)
+    assert BoundedParameter(torch.zeros(2)).high == math.inf
 
 
 class Mixed(torch.nn.Module):
