@@ -22,6 +22,7 @@ from horosphere.kernels.triton.attention_kernels import (
     kept,
     masked,
     measure,
+    of_entry,
     settled,
     span,
     squares,
@@ -68,6 +69,34 @@ def add_pairs(into, g, i, j, n, m, i_stride, j_stride):
     at = into + i * i_stride + j * j_stride
     inside = (i < n) & (j < m)
     tl.store(at, tl.load(at, mask=inside, other=0.0) + g, mask=inside)
+
+
+@triton.jit
+def tallied(
+    g, measured, d2, shift, rate, eps_sum, power_sum, bias_sum, WEIGHT: tl.constexpr, RATES: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):  # fmt: skip
+    """(dL/d(d^2) from g = dl of a tile, and the sums of the rows with those of the tile)."""
+    if BIAS_GRADIENT == ROWS:
+        bias_sum += tl.sum(g, 1)
+    if RATES:
+        power_sum -= tl.sum(tl.where(g == 0, 0.0, g * measured), 1)
+    g = -rate * g * measure_slope(d2, shift, WEIGHT)
+    if RATES and WEIGHT == INVERSE:
+        eps_sum += tl.sum(g, 1)
+    return g, eps_sum, power_sum, bias_sum
+
+
+@triton.jit
+def write_tallies(
+    deps, dpower, dbias, eps_sum, power_sum, bias_sum, inside, RATES: tl.constexpr, BIAS_GRADIENT: tl.constexpr
+):
+    """Store the sums of a block of rows."""
+    if RATES:
+        tl.store(deps, eps_sum, mask=inside)
+        tl.store(dpower, power_sum, mask=inside)
+    if BIAS_GRADIENT == ROWS:
+        tl.store(dbias, bias_sum, mask=inside)
 
 
 @triton.jit
@@ -133,15 +162,9 @@ def points(
     slab = pid % across * F
     length = tl.cast(length, tl.int64)
     others = tl.cast(others, tl.int64)
-    own += entry * (ALL + 2 * PARTS) * length
-    other += entry * (ALL + 2 * PARTS) * others
-    own_x += entry * ALL * length
-    other_x += entry * ALL * others
-    own_c += entry * PARTS * length
-    other_c += entry * PARTS * others
-    own_n += entry * PARTS * length
-    other_n += entry * PARTS * others
-    unit += entry * PARTS
+    own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit = of_entry(
+        entry, own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit, length, others, PARTS, ALL
+    )
     own_v += entry * width * length
     other_v += entry * width * others
     queries = entry * (others if SWAPPED else length)
@@ -178,13 +201,9 @@ def points(
         if BIAS_GRADIENT == PAIRS:
             if slab == 0:
                 add_pairs(dbias + start_of_bias, g, i, j, n, m, i_stride, j_stride)
-        if BIAS_GRADIENT == ROWS:
-            bias_sum += tl.sum(g, 1)
-        if RATES:
-            power_sum -= tl.sum(tl.where(g == 0, 0.0, g * measured), 1)
-        g = -rate * g * measure_slope(d2, shift, WEIGHT)
-        if RATES and WEIGHT == INVERSE:
-            eps_sum += tl.sum(g, 1)
+        g, eps_sum, power_sum, bias_sum = tallied(
+            g, measured, d2, shift, rate, eps_sum, power_sum, bias_sum, WEIGHT, RATES, BIAS_GRADIENT
+        )
         proper = t > 0  # coincident points and antipodes have gradient 0
         if SIGNS[PART] > 0:
             proper = proper & (t < 2)
@@ -226,8 +245,6 @@ def points(
         tl.store(dw + row, t_sum, mask=rows < length)
         if CURVATURE:
             tl.store(dkappa + row, kappa_sum, mask=rows < length)
-        if RATES:
-            tl.store(deps + row, eps_sum, mask=rows < length)
-            tl.store(dpower + row, power_sum, mask=rows < length)
-        if BIAS_GRADIENT == ROWS:
-            tl.store(dbias + row, bias_sum, mask=rows < length)
+        write_tallies(
+            deps + row, dpower + row, dbias + row, eps_sum, power_sum, bias_sum, rows < length, RATES, BIAS_GRADIENT
+        )

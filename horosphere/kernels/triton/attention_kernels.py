@@ -173,6 +173,20 @@ def kept(keys, i, j, n, threshold):
 
 
 @triton.jit
+def of_entry(
+    entry, own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit, length, others,
+    PARTS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Where a batch entry has its points."""
+    few, every = entry * PARTS, entry * ALL
+    augmented = every + 2 * few
+    return (
+        own + augmented * length, other + augmented * others, own_x + every * length, other_x + every * others,
+        own_c + few * length, other_c + few * others, own_n + few * length, other_n + few * others, unit + few,
+    )  # fmt: skip
+
+
+@triton.jit
 def span(first, others, causal, CAUSAL: tl.constexpr, SWAPPED: tl.constexpr, R: tl.constexpr):
     """Where the others of a block of rows start and stop: what causality leaves of them."""
     start, stop = others * 0, others
@@ -286,15 +300,9 @@ def average(
     first = pid // across % down * R
     length = tl.cast(length, tl.int64)  # where it is 1 the compiler is given a constant, which has no .to
     others = tl.cast(others, tl.int64)
-    own += entry * (ALL + 2 * PARTS) * length
-    other += entry * (ALL + 2 * PARTS) * others
-    own_x += entry * ALL * length
-    other_x += entry * ALL * others
-    own_c += entry * PARTS * length
-    other_c += entry * PARTS * others
-    own_n += entry * PARTS * length
-    other_n += entry * PARTS * others
-    unit += entry * PARTS
+    own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit = of_entry(
+        entry, own, other, own_x, other_x, own_c, other_c, own_n, other_n, unit, length, others, PARTS, ALL
+    )
     value += entry * others * width
     lse += entry * (others if SWAPPED else length)
     keys += entry * (others if SWAPPED else length)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from horosphere.kernels.triton.attention_backward_kernels import PAIRS, ROWS, add_pairs, measure_slope, slopes
-from horosphere.kernels.triton.attention_kernels import INVERSE, ends, span
+from horosphere.kernels.triton.attention_backward_kernels import PAIRS, add_pairs, slopes, tallied, write_tallies
+from horosphere.kernels.triton.attention_kernels import ends, span
 from horosphere.kernels.triton.metric_attention_kernels import difference, inside, resolved
-from horosphere.kernels.triton.metric_kernels import accumulate, add, spread
+from horosphere.kernels.triton.metric_kernels import accumulate, add, of_entry, spread
 
 
 @triton.jit
@@ -112,19 +112,12 @@ def fibres(
     first = pid % down * R
     length = tl.cast(length, tl.int64)
     others = tl.cast(others, tl.int64)
-    E = K - 1
-    a += entry * K * length
-    b += entry * K * others
+    a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, own_step, other_step = of_entry(
+        entry, entries, a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, length, others, K
+    )
     da += entry * K * length
-    own_s += entry * length
-    other_s += entry * others
-    own_step, other_step = entries * E * length, entries * E * others
-    own_columns += entry * E * length
-    other_columns += entry * E * others
-    dcolumns += entry * E * length
-    own_points += entry * E * length
-    other_points += entry * E * others
-    dpoints += entry * E * length
+    dcolumns += entry * (K - 1) * length
+    dpoints += entry * (K - 1) * length
     own_norms += entry * length
     other_norms += entry * others
     own_limits += entry * length
@@ -161,13 +154,9 @@ def fibres(
             accumulate(dvalue, taken, other_v, rows, columns, length, others, width, PRECISION, F)
         if BIAS_GRADIENT == PAIRS:
             add_pairs(dbias + start_of_bias, g, i, j, n, m, i_stride, j_stride)
-        if BIAS_GRADIENT == ROWS:
-            bias_sum += tl.sum(g, 1)
-        if RATES:
-            power_sum -= tl.sum(tl.where(g == 0, 0.0, g * measured), 1)
-        g = -rate * g * measure_slope(d2, shift, WEIGHT)
-        if RATES and WEIGHT == INVERSE:
-            eps_sum += tl.sum(g, 1)
+        g, eps_sum, power_sum, bias_sum = tallied(
+            g, measured, d2, shift, rate, eps_sum, power_sum, bias_sum, WEIGHT, RATES, BIAS_GRADIENT
+        )
         if RESOLVE:
             if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
                 scale_sum += spread_differences(
@@ -185,8 +174,6 @@ def fibres(
     row = entry * length + rows
     if OWN:
         tl.store(dscale + row, scale_sum, mask=rows < length)
-    if RATES:
-        tl.store(deps + row, eps_sum, mask=rows < length)
-        tl.store(dpower + row, power_sum, mask=rows < length)
-    if BIAS_GRADIENT == ROWS:
-        tl.store(dbias + row, bias_sum, mask=rows < length)
+    write_tallies(
+        deps + row, dpower + row, dbias + row, eps_sum, power_sum, bias_sum, rows < length, RATES, BIAS_GRADIENT
+    )

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from horosphere.kernels.triton.attention_kernels import both, divided, gathered, masked, measure, raised, span
-from horosphere.kernels.triton.metric_kernels import squares
+from horosphere.kernels.triton.metric_kernels import of_entry, squares
 
 
 @triton.jit
@@ -135,16 +135,9 @@ def average(
     first = pid // across % down * R
     n = tl.cast(n, tl.int64)
     m = tl.cast(m, tl.int64)
-    E = K - 1
-    a += entry * K * n
-    b += entry * K * m
-    own_s += entry * n
-    other_s += entry * m
-    own_step, other_step = entries * E * n, entries * E * m
-    own_columns += entry * E * n
-    other_columns += entry * E * m
-    own_points += entry * E * n
-    other_points += entry * E * m
+    a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, own_step, other_step = of_entry(
+        entry, entries, a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, n, m, K
+    )
     own_norms += entry * n
     other_norms += entry * m
     own_limits += entry * n

@@ -107,6 +107,17 @@ def spread(
 
 
 @triton.jit
+def of_entry(entry, entries, a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, n, m, K):
+    """Where a batch entry has its features, and the steps from one column of its metrics to the next."""
+    E = K - 1
+    own, other = entry * E * n, entry * E * m
+    return (
+        a + entry * K * n, b + entry * K * m, own_s + entry * n, other_s + entry * m, own_columns + own,
+        own_points + own, other_columns + other, other_points + other, entries * E * n, entries * E * m,
+    )  # fmt: skip
+
+
+@triton.jit
 def forward(
     a,  # (B, K, N)
     b,  # (B, K, M)
@@ -135,11 +146,12 @@ def forward(
     columns = pid % across * C + tl.arange(0, C)
     n = tl.cast(n, tl.int64)
     m = tl.cast(m, tl.int64)
-    E = K - 1
+    a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, own_step, other_step = of_entry(
+        entry, entries, a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, n, m, K
+    )
     d2, _, _ = squares(
-        a + entry * K * n, b + entry * K * m, own_s + entry * n, other_s + entry * m, own_columns + entry * E * n,
-        own_points + entry * E * n, other_columns + entry * E * m, other_points + entry * E * m, rows, columns, n, m,
-        K, entries * E * n, entries * E * m, own_rank, other_rank, OWN, OTHER, R, C,
+        a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, rows, columns, n, m, K, own_step,
+        other_step, own_rank, other_rank, OWN, OTHER, R, C,
     )  # fmt: skip
     at = (entry * n + rows[:, None]) * m + columns[None, :]
     tl.store(out + at, d2, mask=(rows[:, None] < n) & (columns[None, :] < m))
@@ -181,20 +193,13 @@ def backward(
     rows = pid % down * R + tl.arange(0, R)
     n = tl.cast(n, tl.int64)
     m = tl.cast(m, tl.int64)
-    E = K - 1
+    a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, own_step, other_step = of_entry(
+        entry, entries, a, b, own_s, other_s, own_columns, own_points, other_columns, other_points, n, m, K
+    )
     grad += entry * n * m
-    a += entry * K * n
-    b += entry * K * m
     da += entry * K * n
-    own_s += entry * n
-    other_s += entry * m
-    own_step, other_step = entries * E * n, entries * E * m
-    own_columns += entry * E * n
-    other_columns += entry * E * m
-    dcolumns += entry * E * n
-    own_points += entry * E * n
-    other_points += entry * E * m
-    dpoints += entry * E * n
+    dcolumns += entry * (K - 1) * n
+    dpoints += entry * (K - 1) * n
     total = tl.zeros((R,), a.dtype.element_ty)
     for start in range(m * 0, m, C):
         columns = start + tl.arange(0, C)
