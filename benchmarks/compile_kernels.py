@@ -18,8 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     rows = [
         {"kernel": variant.name, "target": target, **ahead.build(variant, target)._asdict()}
-        for variants in (ahead.variants, ahead.nearest_variants, ahead.attention_variants, ahead.metric_variants)
-        for variant in variants()
+        for variant in ahead.every_variant()
         for target in ahead.TARGETS
     ]
     versions = {"torch": torch.__version__, "triton": triton.__version__}

@@ -53,13 +53,7 @@ def test_lengths_of_one_compile(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from horosphere.kernels.triton import ahead
 
-    everything = (
-        *ahead.variants(),
-        *ahead.nearest_variants(),
-        *ahead.attention_variants(),
-        *ahead.metric_variants(),
-    )
-    for variant in {v.kernel: v for v in everything if v.dtype == torch.float32}.values():
+    for variant in {v.kernel: v for v in ahead.every_variant() if v.dtype == torch.float32}.values():
         ones = {name: 1 for name in variant.kernel.arg_names if ahead.ARGUMENTS.get(name) == "i32"}
         assert ahead.build(variant._replace(constants=variant.constants | ones), "sm_90").registers > 0
 

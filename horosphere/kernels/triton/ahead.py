@@ -64,6 +64,11 @@ class Usage(NamedTuple):
     shared: int
 
 
+def every_variant() -> Iterator[Variant]:
+    """All that are compiled."""
+    return itertools.chain(variants(), nearest_variants(), attention_variants(), metric_variants())
+
+
 def variants() -> Iterator[Variant]:
     """The kernels as the launcher calls them: every sign of curvature, type and use."""
     for dtype, sign in itertools.product(TYPES, (-1, 0, 1)):
