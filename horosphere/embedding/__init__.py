@@ -9,11 +9,12 @@ from horosphere.embedding.links import EdgeSplit, link_auc, split_edges
 from horosphere.embedding.losses import ranking_loss
 from horosphere.embedding.mds import hyperbolic_mds, hyperbolic_mds_spectrum, hyperbolic_mds_start
 from horosphere.embedding.scores import DistortionScores, Scores, distortion, reconstruction
-from horosphere.embedding.trainer import EpochInfo
+from horosphere.embedding.trainer import DivergenceError, EpochInfo
 from horosphere.embedding.trees import TreeEmbedding, embed_tree, tree_start
 
 __all__ = [
     "DistortionScores",
+    "DivergenceError",
     "EdgeSplit",
     "EpochInfo",
     "Graph",

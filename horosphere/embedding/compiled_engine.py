@@ -58,7 +58,7 @@ class CompiledEngine:
         from horosphere.embedding import compiled, compiled_ball
 
         self._compiled, self._compiled_ball = compiled, compiled_ball
-        self._manifold, self._working = manifold, working_manifold(manifold)
+        self.manifold, self._working = manifold, working_manifold(manifold)
         self._schedule, self._n_fixed, self._n_threads = schedule, n_fixed, n_threads
         self._edges, self._weights = pairs.edges, pairs.weights
         self._targets = np.ascontiguousarray(graph.edges[:, 1])
@@ -69,7 +69,7 @@ class CompiledEngine:
 
     def points(self) -> np.ndarray:
         """(n_nodes, D) float64, the points now."""
-        moved = self._between(self.state, self._working, self._manifold)
+        moved = self._between(self.state, self._working, self.manifold)
         # Rows that did not move are given back as they came, not as the way there and back rounds them.
         moved[: self._n_fixed] = self._given[: self._n_fixed]
         return moved

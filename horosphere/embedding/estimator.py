@@ -164,6 +164,7 @@ class GraphEmbedding(BaseEstimator):
             ValueError: for a graph without edges between different nodes, arguments out of range, an unknown manifold
                 name, a curvature to be learned where there is none, a checkpoint of another run.
             TypeError: for a graph of an unknown kind.
+            DivergenceError: (a ValueError) at a rate that leads to numbers that are not finite; it holds the last good.
         """
         check_arguments(self)
         given, seed = self._read(graph), seed_of(self.random_state)

@@ -1,5 +1,6 @@
 """Batches of pairs as torch tensors: any manifold, and a sparse optimizer step on the rows it touches."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,10 @@ from horosphere.optim import RiemannianSGD
 
 __all__ = ["TorchEngine"]
 
+# The longest step of a learned curvature, of itself: beyond it the slope that was taken says nothing, and curvatures of
+# 1e50 follow. Where it may cross 0, a tenth of the curvature 1 at least.
+LONGEST = 0.1
+
 
 class TorchEngine:
     """Epochs of row-sparse Riemannian steps, ``batch_size`` pairs a step.
@@ -26,7 +31,7 @@ class TorchEngine:
         pairs: the pairs to train on; every source has a node that is not its neighbour.
         graph: all true pairs, which are never drawn as negatives.
         manifold: any `geoopt.Manifold`; parameters of it (curvatures, scales) move with the mean gradient of a batch,
-            where points move with the sum.
+            where points move with the sum, and by a tenth of themselves at most.
         schedule: the settings.
         n_fixed: rows before this one do not move.
     """
@@ -124,7 +129,7 @@ class TorchEngine:
         if bound is not None:
             gradient = bounded(gradient, points.detach(), self._table.manifold, *bound)
         for parameter, slope in zip(self._learned, slopes, strict=True):
-            parameter.grad = slope
+            parameter.grad = _bounded_slope(slope, parameter, self._optimizer.param_groups[1]["lr"])
         first = int(np.searchsorted(rows, self._n_fixed))
         self._table.grad = torch.sparse_coo_tensor(
             index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False
@@ -133,6 +138,15 @@ class TorchEngine:
         if bound is not None:
             self._move_out(index[first:])
         return loss.item()
+
+
+def _bounded_slope(slope: torch.Tensor, parameter: torch.Tensor, rate: float) -> torch.Tensor:
+    """The slope of a learned number, such that a step at this rate is none too long."""
+    size = parameter.detach().abs()
+    if getattr(parameter, "low", -math.inf) < 0 < getattr(parameter, "high", math.inf):
+        size = size.clamp(min=1.0)
+    longest = LONGEST * size / rate
+    return slope.clamp(-longest, longest)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from horosphere.embedding.lengths import Lengths
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.torch_engine import TorchEngine
 
-__all__ = ["Checkpoint", "EpochInfo", "engine_name", "train", "train_distances"]
+__all__ = ["Checkpoint", "DivergenceError", "EpochInfo", "engine_name", "train", "train_distances"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,20 @@ class EpochInfo:
     learning_rate: float
     embedding: np.ndarray
     nodes: list
+
+
+class DivergenceError(ValueError):
+    """A training step led to numbers that are not finite: the learning rate is too large.
+
+    Attributes:
+        epoch: number of epochs done before, from 0.
+        embedding: (n_nodes, D) float64, the points after them; they can be the ``init`` of another `fit`.
+        manifold: the manifold of these points, learned curvatures as numbers.
+    """
+
+    def __init__(self, message: str, epoch: int, embedding: np.ndarray, manifold) -> None:
+        super().__init__(message)
+        self.epoch, self.embedding, self.manifold = epoch, embedding, manifold
 
 
 class Checkpoint:
@@ -124,13 +139,15 @@ def train(
 
     Raises:
         ValueError: the engine does not serve the manifold; a checkpoint of another run.
+        DivergenceError: the loss or a point is not finite after an epoch. It holds the points of the epoch before, and
+            so does the checkpoint.
     """
     pairs = _usable(graph, n_fixed)
     work = _engine(engine, start, pairs, graph, manifold, schedule, n_fixed, n_threads)
     digest = run_digest(graph, start, schedule, manifold, n_fixed, work.name) if checkpoint_path is not None else ""
     kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
     points, losses = _epochs(work, 1 / max(1, len(pairs.edges)), schedule, graph.nodes, callbacks, kept)
-    return points, losses, work.manifold if isinstance(work, TorchEngine) else manifold
+    return points, losses, work.manifold
 
 
 def train_distances(
@@ -159,7 +176,7 @@ def train_distances(
         The points, the mean of |d / g - 1| of each epoch on the way, and the manifold, whose curvatures may have moved.
 
     Raises:
-        ValueError: as `train`; a curvature to be learned where there is none.
+        ValueError, DivergenceError: as `train`; a curvature to be learned where there is none.
     """
     name = engine_name(engine, manifold)
     work = DistortionEngine(start, lengths, manifold, schedule, name, n_fixed, n_threads)
@@ -173,8 +190,24 @@ def _epochs(work, share: float, schedule, nodes: list, callbacks, checkpoint: Ch
     losses: list[float] = []
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         work.state[...], losses = saved
+    good = work.state.copy()
     for epoch in range(len(losses), schedule.n_epochs):
-        losses.append(work.run(epoch) * share)
+        loss = work.run(epoch) * share
+        if not (math.isfinite(loss) and np.isfinite(work.state).all()):
+            bad = np.count_nonzero(~np.isfinite(work.state))
+            work.state[...] = good
+            if checkpoint:
+                checkpoint.save(good, losses)
+            raise DivergenceError(
+                f"epoch {epoch + 1} of {schedule.n_epochs} led to a loss of {loss} and to {bad} coordinates that are "
+                f"not finite: take a smaller learning_rate than {schedule.learning_rate:g}. The points before it are "
+                "the embedding of this error",
+                epoch,
+                work.points().copy(),
+                work.manifold,
+            )
+        good[...] = work.state
+        losses.append(loss)
         if checkpoint and ((epoch + 1) % checkpoint.every == 0 or epoch + 1 == schedule.n_epochs):
             checkpoint.save(work.state, losses)
         if callbacks:

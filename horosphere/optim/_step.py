@@ -133,10 +133,12 @@ class RiemannianStep:
         self.skipped_rows += count
         if not self._warned:
             self._warned = True
+            rate = next(group["lr"] for group in self.param_groups if any(q is p for q in group["params"]))
             warnings.warn(
                 f"{type(self).__name__}: {count} point(s) of a parameter of shape {tuple(p.shape)} had a "
-                "gradient or an update that is not finite and stayed where they were; the others moved. "
-                "Further cases are only counted, in optimizer.skipped_rows",
+                "gradient or an update that is not finite and stayed where they were; the others moved. If that goes "
+                f"on, take a smaller lr than {float(rate):g}. Further cases are only counted, in "
+                "optimizer.skipped_rows",
                 RuntimeWarning,
                 stacklevel=2,
             )

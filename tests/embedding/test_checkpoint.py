@@ -1,9 +1,10 @@
-"""An interrupted run goes on to the numbers of an undisturbed one."""
+"""An interrupted run goes on to the numbers of an undisturbed one; one that diverges keeps its last good ones."""
 
 import numpy as np
 import pytest
+import torch
 
-from horosphere.embedding import GraphEmbedding
+from horosphere.embedding import DivergenceError, GraphEmbedding, trainer
 
 TREE = [(i, (i - 1) // 2) for i in range(1, 31)]
 
@@ -32,6 +33,47 @@ def test_resumed_equals_undisturbed_bit_for_bit(tmp_path, manifold, stop):
     found = model(callbacks=[lambda info: epochs.append(info.epoch)], **kept).fit(TREE)
     assert epochs == list(range(stop // 2 * 2 + 1, 13))
     assert np.array_equal(found.embedding_, want.embedding_) and found.loss_curve_ == want.loss_curve_
+
+
+@pytest.mark.parametrize("manifold", ["poincare", "lorentz", "sphere", "euclidean"])
+@pytest.mark.parametrize(
+    "changes", [{"engine": "torch"}, {"engine": "numba"}, {"loss": "distortion", "engine": "torch", "closure": False}]
+)
+@pytest.mark.filterwarnings("ignore:RiemannianSGD", "ignore:no two points of Sphere")
+def test_a_run_that_diverges_says_so_and_keeps_its_last_points(tmp_path, manifold, changes):
+    want = model(manifold=manifold, **changes).fit(TREE)
+    seen = []
+
+    def spoil(info):
+        seen.append(info.embedding.copy())
+        if info.epoch == 5:
+            working[0].state[...] = np.nan
+
+    working = []
+    with pytest.MonkeyPatch.context() as patch:
+        epochs = trainer._epochs
+        patch.setattr(trainer, "_epochs", lambda work, *other: working.append(work) or epochs(work, *other))
+        spoilt = model(manifold=manifold, callbacks=[spoil], checkpoint=tmp_path / "c", **changes)
+        with pytest.raises(DivergenceError, match=r"epoch 6 of 12 .*smaller learning_rate than \d") as caught:
+            spoilt.fit(TREE)
+    assert caught.value.epoch == 5 and np.array_equal(caught.value.embedding, seen[-1])
+    assert caught.value.manifold.check_point_on_manifold(torch.from_numpy(caught.value.embedding))
+    assert not hasattr(spoilt, "embedding_")
+    epochs = []
+    again = model(manifold=manifold, checkpoint=tmp_path / "c", callbacks=[lambda info: epochs.append(info.epoch)])
+    found = again.set_params(**changes).fit(TREE)
+    assert epochs[0] == 6
+    assert np.array_equal(found.embedding_, want.embedding_) and found.loss_curve_ == want.loss_curve_
+
+
+@pytest.mark.parametrize("manifold, engine", [("poincare", "numba"), ("lorentz", "numba"), ("euclidean", "torch")])
+@pytest.mark.filterwarnings("ignore:RiemannianSGD")
+def test_a_rate_beyond_all_measure(manifold, engine):
+    fitted = model(manifold=manifold).fit(TREE)
+    before = fitted.embedding_.copy()
+    with pytest.raises(DivergenceError, match=r"learning_rate than 1e\+300"):
+        fitted.set_params(learning_rate=1e300, engine=engine).fit(TREE)
+    assert np.array_equal(fitted.embedding_, before)
 
 
 def test_a_finished_checkpoint_gives_its_result_without_training(tmp_path):

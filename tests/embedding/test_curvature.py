@@ -54,6 +54,26 @@ def test_a_step_is_the_gradient_of_the_curvature():
     assert engine.manifold.kappa == pytest.approx(-0.5 - 0.1 / 4 * slope, rel=1e-6)
 
 
+@pytest.mark.parametrize("start", [-0.5, 0.0])
+def test_no_step_of_the_curvature_is_longer_than_a_tenth(start):
+    """Of itself; where it may cross 0, of 1."""
+    torch.manual_seed(0)
+    space = Stereographic(start, learnable=True) if start == 0 else PoincareBall(start, learnable=True)
+    points = PoincareBall(-0.5).random(3, 2, dtype=torch.float64).numpy()
+    graph = Graph([0, 1, 2], np.asarray([[0, 1]]), np.ones(1))
+    engine = TorchEngine(points, graph, graph, space, Schedule(1, 1e3, 1, 4, 0, 0))
+    engine.run(0)
+    assert abs(engine.manifold.kappa - start) == pytest.approx(0.1 * (abs(start) or 1.0))
+
+
+@pytest.mark.parametrize("space", ["lorentz", "sphere", "H2xS2"])
+def test_a_curvature_does_not_run_off_at_a_large_rate(space):
+    """Towards 1e50 all points would fall together, at a loss of log 51 = 3.93."""
+    model = fitted(space, learn_curvature=True, learning_rate=1.0)
+    parts = getattr(model.manifold_, "manifolds", [model.manifold_])
+    assert all(1e-2 < abs(part.kappa) < 1e2 for part in parts) and model.loss_curve_[-1] < 3.5
+
+
 def test_by_name_and_by_argument():
     model = fitted("H2xS2", learn_curvature=True)
     assert [part.kappa for part in model.manifold_.manifolds] != [-1.0, 1.0]
