@@ -32,10 +32,10 @@ def both(q, k, v, manifold, **arguments):
 
 
 @pytest.mark.parametrize("n, m", ((0, 5), (5, 0), (1, 257), (127, 129), (257, 1), (129, 257)))
-@pytest.mark.parametrize("causal", (False, True))
-def test_lengths_at_the_borders_of_tiles(n, m, causal, monkeypatch):
-    monkeypatch.setattr(attention, "ROWS", 64)
-    monkeypatch.setattr(attention, "COLUMNS", 64)
+@pytest.mark.parametrize("causal, short_side", ((False, 64), (True, 64), (False, 32), (True, 32)))
+def test_lengths_at_the_borders_of_tiles(n, m, causal, short_side, monkeypatch):
+    monkeypatch.setattr(attention, "SIDE", 64)
+    monkeypatch.setattr(attention, "SHORT_SIDE", short_side)
     monkeypatch.setattr(attention_backward, "READY", 2)
     monkeypatch.setattr(attention, "tile_size", lambda device: 64 * 64)
     x = hs.PoincareBall(-1.0)
@@ -192,7 +192,7 @@ torch.set_num_threads(1)
 x = [torch.randn(1, 2, 4096, 32).requires_grad_() for _ in range(3)]
 def step(n):
     torch.autograd.grad(geodesic_attention(*(t[:, :, :n] for t in x), hs.Euclidean(), eps=1e-6).sum(), x)
-step(256)
+step(1024)
 """
 CALL = """
 step(4096)

@@ -80,13 +80,13 @@ def test_what_may_overflow_is_left_to_torch(calls):
 
 def test_scalar_functions():
     t = np.concatenate([np.zeros(1), np.logspace(-37, 18, 20_000)]).astype(np.float32)
-    arcosh, arccos = (np.array([f(v) for v in t]) for f in (compiled_tiles._hyperbolic, compiled_tiles._spherical))
+    arcosh, arccos = (np.array([f(v) for v in t]) for f in (compiled_tiles.hyperbolic, compiled_tiles.spherical))
     wide = t.astype(np.float64)
     true = np.log1p(wide + np.sqrt(wide * (wide + 2)))
     np.testing.assert_allclose(arcosh, true, rtol=4e-7)
     turn = t <= 2
     np.testing.assert_allclose(arccos[turn], 2 * np.arcsin(np.sqrt(wide[turn] / 2)), rtol=4e-7)
-    assert abs(compiled_tiles._spherical(np.float32(2)) - math.pi) < 3e-7
+    assert abs(compiled_tiles.spherical(np.float32(2)) - math.pi) < 3e-7
 
 
 def test_a_compiled_matrix_takes_the_loops(calls):

@@ -11,14 +11,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from horosphere.kernels.blocked import compiled_attention
 from horosphere.kernels.blocked.chord_scores import ChordScores
+from horosphere.kernels.blocked.compiled_attention import CompiledGroup
 from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, one
 from horosphere.kernels.blocked.tiles import tile_size
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
 
-# Rows and columns of a tile of one batch entry.
-ROWS, COLUMNS = 512, 512
+# Rows and columns of a tile of one batch entry, and those of short sequences: more entries share a tile then, and a
+# causal mask leaves out more of them.
+SIDE, SHORT_SIDE = 512, 256
+# Columns up to which a sequence is short: the sums of a group's columns are a few MiB then.
+SHORT = 2048
 
 
 class Plan:
@@ -30,10 +35,12 @@ class Plan:
     def __init__(self, signs: list, n: int, m: int, device: torch.device):
         size = tile_size(device)
         threads = torch.get_num_threads() if device.type == "cpu" else 1
-        each = min(size, ROWS * COLUMNS) if device.type == "cpu" else size
-        self.r = _even(n, ROWS)
-        self.c = _even(m, max(COLUMNS, each // max(1, self.r)))
-        self.e = max(1, threads * each // max(1, self.r * self.c))
+        short = m <= SHORT and len(signs) * SHORT_SIDE**2 >= threads * size
+        side = SHORT_SIDE if short else SIDE
+        area = min(size, side * side) if device.type == "cpu" else size
+        self.r = _even(n, side)
+        self.c = _even(m, max(side, area // max(1, self.r)))
+        self.e = max(1, threads * size // max(1, self.r * self.c))
         self.signs, self.n, self.m = signs, n, m
         self.numbers = min(self.e, len(signs)) * self.r * self.c
 
@@ -78,22 +85,27 @@ def attention(
     batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
     values = Entries(value, batch, 2)
     out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
-    den, top = (torch.zeros(entries, scores.n, dtype=dtype, device=scores.device) for _ in range(2))
+    den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)
+    top = None
     plan = Plan(scores.signs, scores.n, scores.m, scores.device)
-    buffers = Buffers(scores.tensors, plan.numbers, dtype, scores.device)
+    buffers = Buffers(scores.lent, scores.tensors, plan.numbers)
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
+    compiled = compiled_attention.may_serve(scores, weight, power, bias, dropout_p)
     if not scores.m:
         out.zero_()
-    sums = None
     for e in plan.groups() if scores.n and scores.m else ():
+        if compiled and compiled_attention.serves(scores, e, eps):
+            CompiledGroup(scores, e, eps, causal, values[e]).forward(out[e], den[e])
+            continue
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
         v = Blocks(values[e].to(dtype), e.stop - e.start)
         for i in rows:
-            sums = Sums(out[e, i], weighing.plain, sums)
+            num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, value.shape[-1])
+            sums = Sums(num, den[e, i], weighing.plain)
             for j in columns:
                 if mask.nobody(i, j):
                     break
@@ -105,27 +117,41 @@ def attention(
                 sums.den += w.sum(-1)  # that of all weights
                 if dropout is not None:
                     dropout.apply_(w, e, i, j)
-                add_product(sums.into, one(w), v[j])
-            torch.div(sums.num, torch.where(sums.den == 0, 1.0, sums.den).unsqueeze(-1), out=out[e, i])
-            den[e, i] = sums.den
+                sums.add(one(w), v[j])
+            sums.mean(out[e, i], mask.some)
             if sums.top is not None:
+                top = torch.zeros_like(den) if top is None else top
                 top[e, i] = sums.top.squeeze(-1)
-    some = den != 0  # NaN counts
-    lse = torch.where(some, den.log_().add_(top), -torch.inf)
+    scores.lent.back()
+    lse = den.log_()  # -inf where no key took part
+    if top is not None:
+        lse.add_(top)
     return out.view(*batch, *out.shape[1:]), lse.view(*batch, scores.n)
 
 
 class Sums:
-    """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum."""
+    """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum; in the
+    memory given, ``den`` 0.
+    """
 
-    def __init__(self, like: Tensor, plain: bool, before: Sums | None):
-        """Of the shape of ``like``; in the memory of ``before`` where that is of this shape."""
-        if before is not None and before.num.shape == like.shape:
-            self.num, self.den = before.num.zero_(), before.den.zero_()
-        else:
-            self.num, self.den = like.new_zeros(like.shape), like.new_zeros(like.shape[:2])
-        self.into = one(self.num)
-        self.top = None if plain else like.new_full((*like.shape[:2], 1), -torch.inf)
+    def __init__(self, num: Tensor, den: Tensor, plain: bool):
+        self.num, self.den, self.into = num, den, one(num)
+        self.empty = plain  # the first product overwrites the numerator
+        self.top = None
+        if not plain:
+            num.zero_()
+            self.top = num.new_full((*den.shape, 1), -torch.inf)
+
+    def add(self, w: Tensor, v: Tensor) -> None:
+        add_product(self.into, w, v, beta=0 if self.empty else 1)
+        self.empty = False
+
+    def mean(self, out: Tensor, empty_rows: bool) -> None:
+        """The quotient into ``out``; 0 in rows without keys, of which there may be some where ``empty_rows``."""
+        if self.empty:
+            self.num.zero_()
+        den = torch.where(self.den == 0, 1.0, self.den) if empty_rows else self.den
+        torch.div(self.num, den.unsqueeze(-1), out=out)
 
     def below_top_(self, logits: Tensor) -> Tensor:
         """Weights in place of logits; what was summed before is brought to the new maximum."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere.kernels.blocked import compiled_attention
 from horosphere.kernels.blocked.attention import Plan
 from horosphere.kernels.blocked.chord_scores import ChordScores
+from horosphere.kernels.blocked.compiled_attention import CompiledGroup
 from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, append, multiply, one
 from horosphere.kernels.blocked.weighing import Dropout, Mask, Weighing
@@ -48,14 +50,23 @@ def attention_backward(
     outs, lses, douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
     dlses = None if dlse is None else Entries(dlse, batch, 1)
     plan = Plan(scores.signs, n, scores.m, scores.device)
-    buffers = Buffers(scores.tensors + 2, plan.numbers, dtype, scores.device)
+    buffers = Buffers(scores.lent, scores.tensors + 2, plan.numbers)
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
     deps, dpower = torch.zeros_like(eps), torch.zeros_like(power)
     dbias = BiasGradient(bias, batch, dtype) if wanted[2] else None
+    compiled = not wanted[1] and compiled_attention.may_serve(scores, weight, power, bias, dropout_p)
     scores.prepare_gradients()
     for e in plan.groups() if n and scores.m else ():
+        if compiled and compiled_attention.serves(scores, e, eps):
+            dv = into.whole[e] if into.own_memory else torch.zeros(e.stop - e.start, *value.shape[-2:], dtype=dtype)
+            given = (None if t is None else t[e] for t in (outs, lses, douts, dlses))
+            found = CompiledGroup(scores, e, eps, causal, values[e]).backward(*given, wanted[0], dv)
+            deps[e] += found.to(deps.dtype)
+            if not into.own_memory:
+                into.add_(e, dv, slice(None))
+            continue
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)
         weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)

@@ -1,12 +1,14 @@
 r"""Augmented features of one chord part in the type of the tiles, for several batch entries at a time.
 
 As in horosphere.kernels.blocked.augment, t = <a_i, b_j> = |kappa| u / 2 (u on flat space), without its float64
-intermediates: they would cost more than the tiles of a short sequence.
+intermediates: they would cost more than the tiles of a short sequence. What is one number a batch entry stays a number
+of the host, since a tensor of eight numbers takes the time of one of eight thousand.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,75 +21,71 @@ ROOT2 = math.sqrt(2.0)
 
 
 class ChordFeatures:
-    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b lie in ``memory`` where it
-    is large enough.
+    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b are made in the memory
+    given.
     """
 
-    def __init__(self, part: Part, sign: int, work: torch.dtype, memory: tuple[Tensor, Tensor]):
-        self.part, self.sign, self.work = part, sign, work
-        kappa = self.kappa = part.kappa.to(part.x.device)
-        curved = kappa != 0
-        size = torch.where(curved, kappa.abs(), 1.0)
-        self.c = torch.where(curved, size / 2, 1.0)
-        # d^2 is square phi^2, dd^2/dt gain phi / r, and d(d^2)/dkappa at fixed u the bend of arcs over kappa^2
-        self.square = (4.0 if sign > 0 else 1.0) / size
-        self.gain = (2 * ROOT2 if sign > 0 else ROOT2 if sign < 0 else 1.0) / size
-        self.bend_unit = 1 / size**2
-        e, f = kappa.numel(), part.x.shape[-1]
-        c = self.c.to(work)[:, None]
+    def __init__(self, part: Part, sign: int, work: torch.dtype, a: Tensor, b: Tensor):
+        self.part, self.sign, self.work, self.a, self.b = part, sign, work, a, b
+        kappas = part.kappa.tolist()
+        self.c = [abs(k) / 2 if k else 1.0 for k in kappas]
+        # d^2 is square phi^2
+        self.square = [(4.0 if sign > 0 else 1.0) / (abs(k) or 1.0) for k in kappas]
+        e, f = len(kappas), part.x.shape[-1]
         x, y = part.x.to(work), part.y.to(work)
         self.nx, self.ny = (torch.linalg.vector_norm(p, dim=-1).square_().expand(e, -1) for p in (x, y))
         self.wx, self.wy = (None if w is None else valid_weight(w.to(work)) for w in (part.wx, part.wy))
-        self.scaled = (c if self.wx is None else c * self.wx).expand(e, x.shape[1])
-        if memory[0].shape[0] < e:
-            memory = tuple(t.new_empty(e, *t.shape[1:]) for t in memory)
-        self.a, self.b = (t[:e] for t in memory)
-        torch.mul(x, -2 * self.scaled.unsqueeze(-1), out=self.a[..., :f])
+        c = x.new_tensor(self.c[:1] if alike(self.c) else self.c)[:, None]
+        scaled = c if self.wx is None else c * self.wx
+        torch.mul(x.expand(e, -1, -1), (-2 * scaled).unsqueeze(-1), out=a[..., :f])
         if part.time_dims:
-            self.a[..., : part.time_dims].neg_()
-            self.a[..., f] = c * (2 / kappa).to(work)[:, None]
-            self.a[..., f + 1] = 0
+            a[..., : part.time_dims].neg_()
+            a[..., f], a[..., f + 1] = float(sign), 0.0  # 2 c / kappa
         else:
-            torch.mul(self.nx, self.scaled, out=self.a[..., f])
-            self.a[..., f + 1] = self.scaled
+            torch.mul(self.nx, scaled, out=a[..., f])
+            a[..., f + 1] = scaled
         if self.wy is None:
-            self.b[..., :f], self.b[..., f], self.b[..., f + 1] = y, 1.0, self.ny
-            self.n, self.w = self.ny, torch.ones_like(self.ny)
+            b[..., :f], b[..., f], b[..., f + 1] = y, 1.0, self.ny
+            self.n, self.w = self.ny, self.ny.new_ones(1, 1).expand(e, y.shape[1])
         else:
-            torch.mul(y.expand(e, -1, -1), self.wy.unsqueeze(-1), out=self.b[..., :f])
+            torch.mul(y.expand(e, -1, -1), self.wy.unsqueeze(-1), out=b[..., :f])
             self.w, self.n = self.wy.expand(e, -1), self.ny * self.wy
-            self.b[..., f], self.b[..., f + 1] = self.w, self.n
+            b[..., f], b[..., f + 1] = self.w, self.n
         # a pair is unresolved where t + c eps is less than (p_i + q_i |f_j|^2) w_j = p_i w_j + q_i n_j
-        self.q = _numerics.weight_theta(f, work) * self.scaled
+        theta = _numerics.weight_theta(f, work)
+        self.q = (theta * scaled).expand(e, x.shape[1])
         self.p = self.q * self.nx
-        self.largest = self._largest()
         self.maxima: dict[tuple[str, int], list[float]] = {}
+        everything = slice(None)
+        # bounds of t; NaN where there are points without distances
+        self.largest = [2 * t / theta + bool(part.time_dims) for t in self.limits(everything, everything)]
 
-    def _largest(self) -> list[float]:
-        """(E,) bounds of t; NaN where there are points without distances."""
-        if not self.a.numel() or not self.b.numel():
-            return [0.0] * self.kappa.numel()
-        if self.part.time_dims:
-            a, b = (t.abs().amax((1, 2)).to(torch.float64) for t in (self.a, self.b))
-            return (2 * self.a.shape[-1] * a * b).tolist()
-        norms, scales, n, w = (t.amax(-1).to(torch.float64) for t in (self.a[..., -2], self.scaled, self.n, self.w))
-        return (2 * (norms * w + scales * n)).tolist()
+    def limits(self, i: slice, j: slice) -> list[float]:
+        """(E,) bounds of p_i w_j + q_i n_j in a block."""
+        bounds = (self._most(name, at) for name, at in (("p", i), ("q", i), ("n", j), ("w", j)))
+        return [p * w + q * n for p, q, n, w in zip(*bounds, strict=True)]
 
-    def most(self, which: str, at: slice) -> list[float]:
-        """(E,) largest p, q (of rows) or n, w (of columns) of a block."""
+    def _most(self, which: str, at: slice) -> list[float]:
+        t = getattr(self, which)
+        if t.stride(1) == 0:  # one number for all
+            at = slice(0, 1)
         key = which, at.start
         if key not in self.maxima:
-            block = getattr(self, which)[:, at]
+            block = t[:, at]
             self.maxima[key] = block.amax(-1).tolist() if block.numel() else [0.0] * block.shape[0]
         return self.maxima[key]
 
     def extent(self, s: slice) -> float:
         """A bound of d^2 of the entries of a slice."""
         found = []
-        for t, square in zip(self.largest[s], self.square[s].tolist(), strict=True):
+        for t, square in zip(self.largest[s], self.square[s], strict=True):
             if self.sign:
                 phi = math.pi / 2 if self.sign > 0 else math.log1p(t + math.sqrt(t) * math.sqrt(t + 2))
                 found.append(square * phi**2)
             else:
                 found.append(t)
         return max(found) if all(x == x for x in found) else math.nan
+
+
+def alike(numbers: Sequence[float]) -> bool:
+    return all(x == numbers[0] for x in numbers)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked.augment import key_gradient, query_gradient
-from horosphere.kernels.blocked.chord_features import ChordFeatures
+from horosphere.kernels.blocked.chord_features import ROOT2, ChordFeatures
 from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.near import with_own_time
 from horosphere.kernels.blocked.products import add_product, one
@@ -114,20 +114,48 @@ class ChordGradients:
         m, weighted = features.b.shape[1], features.wy is not None
         self.queries = Side([into[0], into[2]], ready, entries, n, f - 2, weighted)
         self.keys = Side([into[1], into[3]], ready, entries, m, f - 2, weighted)
-        self.scale = features.c.new_zeros(entries)
-        self.bend = features.c.new_zeros(entries)
+        curved = features.part.kappa != 0
+        size = torch.where(curved, features.part.kappa.abs(), 1.0)
+        self.c = torch.where(curved, size / 2, 1.0)
+        # dd^2/dt is gain phi / r, and d(d^2)/dkappa at fixed u the bend of arcs over kappa^2
+        self.gain = (2 * ROOT2 if features.sign > 0 else ROOT2 if features.sign < 0 else 1.0) / size
+        self.bend_unit = 1 / size**2
+        self.scale = self.c.new_zeros(entries)
+        self.bend = self.c.new_zeros(entries)
+        self.compiled = False  # whether the sums are those of compiled loops
 
     def finish(self) -> None:
         """Everything that was summed in the type of the tiles."""
         f = self.features
         work, part = f.work, f.part
-        factor = (self.scale * f.gain).to(work)[:, None]
-        c = f.c.to(work)[:, None] * factor
+        if self.compiled:
+            self._finish_compiled()
+            return
+        factor = (self.scale * self.gain).to(work)[:, None]
+        c = self.c.to(work)[:, None] * factor
         q, k = self.queries, self.keys
         self.queries.finish(query_gradient(part.x.to(work), f.wx, q.main, q.first, q.second, c, part.time_dims))
         k.main.mul_(factor.unsqueeze(-1))
         first, second = k.first * factor, k.first * c if k.second is None else k.second * factor
         self.keys.finish(key_gradient(part.y.to(work), f.wy, k.main, first, second, part.time_dims))
+
+    def _finish_compiled(self) -> None:
+        """Of loops that sum G t for the weights, dL/dw_i = sum_j G_ij t_ij / w_i on both sides, and take the slope of
+        d^2 by t as phi over sqrt(t (2 + t)) or sqrt(t (2 - t)) with phi the whole angle.
+        """
+        f, q, k = self.features, self.queries, self.keys
+        gain = 1 / self.c
+        factor = (self.scale * gain).to(f.work)[:, None]
+        x, y = f.part.x.to(f.work), f.part.y.to(f.work)
+        c = self.c.to(f.work)[:, None] * factor
+        gx, _ = query_gradient(x, None, q.main, q.first, None, c if f.wx is None else c * f.wx, 0)
+        gy, _ = key_gradient(y, None, k.main.mul_(factor.unsqueeze(-1)), None, k.first * factor, 0)
+        if f.wy is None:
+            q.finish((gx, None))
+            k.finish((gy, None))
+        else:
+            q.finish((gx, q.second * factor / f.wx))
+            k.finish((gy.mul_(f.wy.unsqueeze(-1)), k.second * factor / f.wy))
 
     def query_apart(self, block: Block) -> None:
         """The gradient of rows with sums in float64."""
@@ -136,25 +164,25 @@ class ChordGradients:
         exact = block.exact
         main, first = exact[..., :-2].add_(main), exact[..., -2] + first
         second = None if second is None else exact[..., -1] + second
-        factor = (self.scale[s] * f.gain[s])[:, None]
+        factor = (self.scale[s] * self.gain[s])[:, None]
         w = None if f.wx is None else _of(f.wx, s)[:, at].to(torch.float64)
-        x = with_own_time(_of(f.part.x, s)[:, at], f.kappa[s], f.part.time_dims)
-        gx, gw = query_gradient(x, w, main, first, second, f.c[s][:, None] * factor, f.part.time_dims)
+        x = with_own_time(_of(f.part.x, s)[:, at], f.part.kappa[s], f.part.time_dims)
+        gx, gw = query_gradient(x, w, main, first, second, self.c[s][:, None] * factor, f.part.time_dims)
         self.queries.apart.append((s, at, gx, gw))
 
     def key_apart(self, block: Block) -> None:
         f, s, at = self.features, block.s, block.at
         main, total, second = block.taken()
         exact = block.exact
-        c, kappa = f.c[s][:, None], f.kappa[s][:, None]
-        factor = (self.scale[s] * f.gain[s])[:, None]
+        c, kappa = self.c[s][:, None], f.part.kappa[s][:, None]
+        factor = (self.scale[s] * self.gain[s])[:, None]
         if f.wy is not None:
             first, second = exact[..., -2] + total, exact[..., -1] + second
         else:  # the last columns of a are |x|^2 c and c, with a time coordinate 2 c/kappa and 0
             first, second = None, c * total + (exact[..., -2] * kappa / 2 if f.part.time_dims else exact[..., -1])
         main = exact[..., :-2].add_(main).mul_(factor.unsqueeze(-1))
         w = None if f.wy is None else _of(f.wy, s)[:, at].to(torch.float64)
-        y = with_own_time(_of(f.part.y, s)[:, at], f.kappa[s], f.part.time_dims)
+        y = with_own_time(_of(f.part.y, s)[:, at], f.part.kappa[s], f.part.time_dims)
         first = None if first is None else first * factor
         gy, gw = key_gradient(y, w, main, first, second * factor, f.part.time_dims)
         self.keys.apart.append((s, at, gy, gw))

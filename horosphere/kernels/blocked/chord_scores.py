@@ -7,6 +7,7 @@ The streaming loops of horosphere.kernels.blocked.attention ask two things of a 
     batch, n, m, dtype, device   of the matrix, and the type tiles are worked in
     signs                        of length B: batch entries share a tile where these are equal
     tensors                      how many buffers of a tile's size a group asks for
+    lent                         memory for the call (lent.Lent), given back by the forward loop and by gradients()
     group(e, shift)              batch entries e, shift (E,) what is added to d^2 ("eps"): an object with
         extent()                     a bound of d^2, which decides whether plain sums of weights are safe
         tile(i, j, buffers, keep)    z (E, R, C) >= 0 in buffers[0] (products.Buffers); with ``keep`` the others stay
@@ -30,6 +31,7 @@ from horosphere.kernels.blocked.chord_features import ChordFeatures
 from horosphere.kernels.blocked.chord_gradients import ChordGradients
 from horosphere.kernels.blocked.chord_tiles import PartTiles
 from horosphere.kernels.blocked.entries import Entries
+from horosphere.kernels.blocked.lent import Lent
 from horosphere.kernels.blocked.products import Buffers
 from horosphere.kernels.parts import Part
 
@@ -56,13 +58,13 @@ class ChordScores:
         self.n, self.m = parts[0].x.shape[-2], parts[0].y.shape[-2]
         self.device = parts[0].x.device
         self.tensors = 2 if len(parts) == 1 else 3
-        self.kappas = [kappa_entries(p.kappa, batch) for p in parts]
+        self.kappas = [kappa_entries(p.kappa, batch).to(self.device) for p in parts]
         self.signs = list(zip(*([(k > 0) - (k < 0) for k in kappa.tolist()] for kappa in self.kappas), strict=True))
         self.sides = [self._entries(p, tuple(p)) for p in parts]
         self.into: list[list[Entries | None]] = []
         self.slopes: list[Tensor] = []
         self.ready, self.features, self.sums = slice(0, 0), [], []
-        self.memory: list[tuple[Tensor, Tensor]] = []
+        self.lent = Lent(dtype, self.device)
 
     def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
         """x, y, wx, wy of a part, batch entry by batch entry."""
@@ -70,13 +72,14 @@ class ChordScores:
         return [None if t is None else Entries(t, self.batch, own) for t, own in ((x, 2), (y, 2), (wx, 1), (wy, 1))]
 
     def group(self, e: slice, shift: Tensor) -> ChordGroup:
-        if not (self.ready.start <= e.start and e.stop <= self.ready.stop):
-            self._make_ready(e)
+        self.make_ready(e)
         s = slice(e.start - self.ready.start, e.stop - self.ready.start)
         return ChordGroup(self, e, s, shift)
 
-    def _make_ready(self, e: slice) -> None:
+    def make_ready(self, e: slice) -> None:
         """Augmented features of these entries and of some that follow, and where their gradients are summed."""
+        if self.ready.start <= e.start and e.stop <= self.ready.stop:
+            return
         self._finish()
         each = sum((self.n + self.m) * (p.x.shape[-1] + 2) for p in self.parts)
         size = e.stop - e.start  # whole groups, which are of one size
@@ -85,26 +88,19 @@ class ChordScores:
         while stop < last and self.signs[stop] == self.signs[e.start]:
             stop += 1
         self.ready, self.features = slice(e.start, stop), []
-        if not self.memory:
-            self.memory = [self._memory(p, stop - e.start) for p in self.parts]
         signs = self.signs[e.start]
-        for part, sides, kappa, sign, memory in zip(
-            self.parts, self.sides, self.kappas, signs, self.memory, strict=True
-        ):
+        for k, (part, sides, kappa, sign) in enumerate(zip(self.parts, self.sides, self.kappas, signs, strict=True)):
             x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
             one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
-            self.features.append(ChordFeatures(one, sign, self.dtype, memory))
+            shapes = (stop - e.start, self.n), (stop - e.start, self.m)
+            memory = [self.lent(f"features {k} {at}", *rows, part.x.shape[-1] + 2) for at, rows in enumerate(shapes)]
+            self.features.append(ChordFeatures(one, sign, self.dtype, *memory))
         self.sums = [ChordGradients(f, into, self.ready) for f, into in zip(self.features, self.into, strict=False)]
-
-    def _memory(self, part: Part, entries: int) -> tuple[Tensor, Tensor]:
-        """Of the augmented features, kept from group to group: fresh memory costs more than what is done with it."""
-        f = part.x.shape[-1] + 2
-        return tuple(torch.empty(entries, r, f, dtype=self.dtype, device=self.device) for r in (self.n, self.m))
 
     def _finish(self) -> None:
         for sums, slope in zip(self.sums, self.slopes, strict=False):
             sums.finish()
-            slope[self.ready] += sums.scale * sums.bend * sums.features.bend_unit
+            slope[self.ready] += sums.scale * sums.bend * sums.bend_unit
         self.sums = []
 
     def prepare_gradients(self) -> None:
@@ -117,6 +113,7 @@ class ChordScores:
     def gradients(self) -> list[Tensor]:
         """Of x, y, kappa and any weights, part by part, as they are packed."""
         self._finish()
+        self.lent.back()
         found = []
         for part, into, slope in zip(self.parts, self.into, self.slopes, strict=True):
             gx, gy, *weights = (g.t for g in into if g is not None)

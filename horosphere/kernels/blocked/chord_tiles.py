@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.blocked import arcs
-from horosphere.kernels.blocked.chord_features import ROOT2, ChordFeatures
+from horosphere.kernels.blocked.chord_features import ROOT2, ChordFeatures, alike
 from horosphere.kernels.blocked.chord_gradients import Block, ChordGradients
 from horosphere.kernels.blocked.near import TINY, Near, Rows
 from horosphere.kernels.blocked.products import Blocks, Buffers, multiply
@@ -37,9 +37,9 @@ class PartTiles:
         self.a, self.b, self.e = features.a[s], features.b[s], s.stop - s.start
         if inside:
             torch.add(features.nx[s], shift.to(self.work)[:, None], out=self.a[..., -2])
-        squares = features.square[s].tolist()
-        alike = all(q == squares[0] for q in squares)
-        self.factor = squares[0] if alike else features.square[s].sqrt().to(self.work)[:, None, None]
+        squares = features.square[s]
+        roots = [math.sqrt(q) for q in squares]
+        self.factor = squares[0] if alike(squares) else self.a.new_tensor(roots)[:, None, None]
         self.wide = self.sign < 0 and any(arcs.overflows(t, self.work) for t in features.largest[s])
         self.near = Near(features, s, shift, inside) if scores.resolve else None
         self.least = max(float(shift.min()), TINY) if inside else TINY

@@ -9,7 +9,7 @@ import numpy as np
 
 from horosphere import _numerics
 
-__all__ = ["tile"]
+__all__ = ["hyperbolic", "log1p", "spherical", "tile"]
 
 _jit = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"}, error_model="numpy")
 
@@ -24,7 +24,7 @@ _MANTISSA = np.int32(23)
 
 
 @_jit
-def _log1p(s):
+def log1p(s):
     """log(1 + s) for finite s >= 0."""
     w = np.float32(_ONE + s)
     bits = np.int32(w.view(np.int32))
@@ -59,13 +59,13 @@ def _asin(z):
 
 
 @_jit
-def _hyperbolic(t):
+def hyperbolic(t):
     """arcosh(1 + t)."""
-    return _log1p(t + np.sqrt(t * (t + _TWO)))
+    return log1p(t + np.sqrt(t * (t + _TWO)))
 
 
 @_jit
-def _spherical(t):
+def spherical(t):
     """arccos(1 - t) = 2 asin sqrt(t / 2); past a quarter turn the angle is measured from the antipode."""
     h = _HALF * t
     far = h > _HALF
@@ -123,11 +123,11 @@ def tile(a, b, p, q, norms, w, factor, sign, corner, end, squared, resolve, out,
                         count += 1
             if sign < 0:
                 for j in range(columns):
-                    row[j] = _hyperbolic(t[j] if t[j] > _ZERO else _ZERO) * unit
+                    row[j] = hyperbolic(t[j] if t[j] > _ZERO else _ZERO) * unit
             elif sign > 0:
                 for j in range(columns):
                     v = min(t[j], _TWO)
-                    row[j] = _spherical(v if v > _ZERO else _ZERO) * unit
+                    row[j] = spherical(v if v > _ZERO else _ZERO) * unit
             else:
                 for j in range(columns):
                     row[j] = np.sqrt(t[j] if t[j] > _ZERO else _ZERO)

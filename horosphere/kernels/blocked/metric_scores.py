@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels.blocked.lent import Lent
 from horosphere.kernels.blocked.metric_tiles import MetricTiles, Tile
 from horosphere.kernels.fibres import Fibres
 
@@ -27,6 +28,7 @@ class MetricScores:
     def __init__(self, f: Fibres, batch: torch.Size, dtype: torch.dtype, *, resolve: bool):
         self.batch, self.dtype, self.device = batch, dtype, f.q.device
         self.n, self.m = f.q.shape[-2], f.k.shape[-2]
+        self.lent = Lent(dtype, self.device)
         self.signs = [0] * batch.numel()
         self.tiles = MetricTiles(f, batch, dtype, _numerics.weight_tolerance(dtype) if resolve else None)
         self.scale = torch.zeros(batch.numel(), dtype=torch.float64, device=self.device)
@@ -39,6 +41,7 @@ class MetricScores:
 
     def gradients(self) -> list[Tensor]:
         """Of the fibres' tensors, in their order."""
+        self.lent.back()
         return self.tiles.gradients(self.scale)
 
 

@@ -50,12 +50,12 @@ class Near:
     def __init__(self, features: ChordFeatures, s: slice, shift: Tensor, inside: bool):
         self.features, self.s, self.work, self.inside = features, s, features.work, inside
         self.p, self.q, self.n, self.w = (t[s] for t in (features.p, features.q, features.n, features.w))
-        self.shift = (shift * features.c[s]).tolist()
+        self.shift = [eps * c for eps, c in zip(shift.tolist(), features.c[s], strict=True)]
         self.offset = [0.0] * len(self.shift) if inside else self.shift
         self.limits: dict[int, float] = {}
         # NaN and infinity count as unresolved
         most = self._limit(slice(None), slice(None), [0.0] * len(self.shift))
-        self.never = bool(most <= min(self.shift))
+        self.never = most <= min(self.shift)
 
     def resolved(self, low: float, i: slice, j: slice) -> bool:
         """Whether a tile whose smallest t is ``low`` has no unresolved pair, by the bounds of its rows and columns."""
@@ -65,8 +65,7 @@ class Near:
         return low >= limit or low >= self._limit(i, j, self.offset)
 
     def _limit(self, i: slice, j: slice, offset: list[float]) -> float:
-        bounds = (self.features.most(name, at)[self.s] for name, at in (("p", i), ("q", i), ("n", j), ("w", j)))
-        found = [p * w + q * n - o for p, q, n, w, o in zip(*bounds, offset, strict=True)]
+        found = [most - o for most, o in zip(self.features.limits(i, j)[self.s], offset, strict=True)]
         return max(found) if all(x == x for x in found) else math.nan
 
     def rework_(self, t: Tensor, i: slice, j: slice) -> list[Rows]:
@@ -100,7 +99,7 @@ class Near:
             return None if t is None else t[entry if t.shape[0] > 1 else 0][at].to(torch.float64).unsqueeze(0)
 
         x, y, wx, wy = of(part.x, rows), of(part.y, j), of(part.wx, rows), of(part.wy, j)
-        kappa = self.features.kappa[entry : entry + 1]
+        kappa = part.kappa[entry : entry + 1]
         x, y = (with_own_time(s, kappa, part.time_dims) for s in (x, y))
         one = augment(Part(x, y, kappa, wx, wy, part.time_dims), torch.Size((1,)), torch.float64)
         a, b, shift = one.a[0], one.b[0], self.shift[k]

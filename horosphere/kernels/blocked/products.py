@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere.kernels.blocked.lent import Lent
+
 
 def append(t: Tensor, last: float | Tensor) -> Tensor:
     """t (..., F) with one more column."""
@@ -37,8 +39,8 @@ class Buffers:
     of :class:`Blocks` go into.
     """
 
-    def __init__(self, count: int, numbers: int, dtype: torch.dtype, device: torch.device):
-        self.flat = torch.empty(count, numbers, dtype=dtype, device=device)
+    def __init__(self, lent: Lent, count: int, numbers: int):
+        self.flat = lent("tiles", count, numbers)
         self.views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
 
     def __getitem__(self, k: int) -> Tensor:
@@ -61,12 +63,12 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(a, b, out=out)
 
 
-def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
-    """into += a b, matrices or batches of them."""
+def add_product(into: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
+    """into = beta into + a b, matrices or batches of them; with beta 0 whatever is in it."""
     if a.dim() == 2:
-        into.addmm_(a, b)
+        into.addmm_(a, b, beta=beta)
     else:
-        into.baddbmm_(a, b)
+        into.baddbmm_(a, b, beta=beta)
 
 
 def one(t: Tensor) -> Tensor:

@@ -81,6 +81,11 @@ class Mask:
         self.triangles: dict[tuple[int, int, int], Tensor] = {}
 
     @property
+    def some(self) -> bool:
+        """Whether there may be keys that take no part."""
+        return self.causal is not None or self.bias is not None
+
+    @property
     def biased(self) -> bool:
         return self.bias is not None and not self.boolean
 

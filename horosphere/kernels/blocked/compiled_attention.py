@@ -1,0 +1,132 @@
+"""Attention of a group of batch entries in loops compiled by numba, for long enough float32 sequences on CPUs.
+
+The loops of torch operations make seven passes over a tile forward and fourteen backward, and what they spend between
+them is as much again. Here a thread takes a head, or some rows of one; tiles stay in its cache; from one product to the
+next it makes a pass that weighs, looks for unresolved pairs and sums. Pairs found are worked from differences, with
+their gradients. Threads and products are torch's own, see :mod:`horosphere.kernels.blocked.native`.
+
+Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, with or without a causal border.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.blocked import arcs
+from horosphere.kernels.blocked.native import native
+from horosphere.kernels.blocked.near import Near
+from horosphere.kernels.blocked.weighing import Weighing
+
+if TYPE_CHECKING:
+    from horosphere.kernels.blocked.chord_scores import ChordScores
+
+# Entries of the matrices from which on the first call's import of numba and compilation, some seconds, may be worth it.
+LEAST = 2**20
+# Rows and columns of a tile: with two of them and the operands a thread stays within a second-level cache of 2 MiB.
+HEIGHT, SIDE = 256, 512
+# More columns than any sequence has.
+ALL = 2**40
+
+
+def may_serve(scores: ChordScores, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float) -> bool:
+    """Whether entries of such a call are served, as far as that can be said without looking at the points."""
+    parts = getattr(scores, "parts", ())
+    return (
+        len(parts) == 1
+        and not parts[0].time_dims
+        and scores.device.type == "cpu"
+        and scores.dtype == torch.float32
+        and not scores.curvature
+        and weight == "inverse"
+        and bias is None
+        and not dropout_p
+        and scores.batch.numel() * scores.n * scores.m >= LEAST
+        and bool((power == 1).all())
+        and native() is not None
+    )
+
+
+class CompiledGroup:
+    """Entries e of the batch, whose features have been made."""
+
+    def __init__(self, scores: ChordScores, e: slice, eps: Tensor, causal: int | None, value: Tensor):
+        self.scores, self.entries, self.eps = scores, e.stop - e.start, eps[e]
+        self.s = slice(e.start - scores.ready.start, e.stop - scores.ready.start)
+        self.last = ALL if causal is None else causal + 1
+        self.value = value.to(torch.float32).contiguous()
+
+    def forward(self, out: Tensor, den: Tensor) -> None:
+        """Results into out (E, N, Dv) and den (E, N), contiguous."""
+        from horosphere.kernels.blocked.compiled_attention_tiles import forward
+
+        self._run(forward, HEIGHT * SIDE, [out, den])
+
+    def backward(
+        self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, learned: bool, dv: Tensor
+    ) -> Tensor:
+        """Adds the gradient of the value to dv (E, M, Dv), contiguous, and what the points get to the sums of the
+        scores; returns that of eps, (E,) in float64, where it is ``learned``.
+        """
+        from horosphere.kernels.blocked.compiled_attention_pull import backward
+
+        sums, s = self.scores.sums[0], self.s
+        sums.compiled, sums.scale[s] = True, -1.0
+        threads = torch.get_num_threads()
+        # rows of an entry are shared out where there are few entries
+        alone = self.entries % threads == 0 or self.entries >= 2 * threads
+        stretches = 1 if alone else min(-(-threads // self.entries), -(-self.scores.n // HEIGHT))
+        rows_z = out.new_zeros(self.entries, self.scores.n, dtype=torch.float32)
+        rows = [
+            *(None if t is None else t[s] for t in (sums.queries.main, sums.queries.first, sums.queries.second)),
+            rows_z,
+        ]
+        columns = [*(None if t is None else t[s] for t in (sums.keys.main, sums.keys.first, sums.keys.second)), dv]
+        apart = columns
+        if stretches > 1:
+            apart = [None if t is None else t.new_zeros(stretches, *t.shape) for t in columns]
+        upper = [None if t is None else t.to(torch.float32).contiguous() for t in (out, lse, dout, dlse)]
+        self._run(backward, 2 * (HEIGHT + 1) * SIDE, [*upper, learned, stretches, *rows, *apart])
+        if stretches > 1:
+            for into, t in zip(columns, apart, strict=True):
+                if into is not None:
+                    into += t.sum(0)
+        return -rows_z.sum(-1, dtype=torch.float64)  # 0 where it is not learned
+
+    def _run(self, loop, memory: int, others: list[Tensor | int | None]) -> None:
+        """``loop`` on as many threads as torch has, each with so many numbers of its own, over what both directions
+        take and ``others``.
+        """
+        from horosphere.kernels.blocked.compiled_attention_tiles import GIVEN
+
+        scores, s, f = self.scores, self.s, self.scores.features[0]
+        near, c, rates = Near(f, s, self.eps, False), f.c[s], self.eps.tolist()
+        units = [0.5 / k if f.sign else 1.0 for k in c]
+        numbers = torch.tensor(list(zip(c, rates, near.shift, units, strict=True)), dtype=torch.float32)
+        x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
+        weights = (None if w is None else w.expand(f.a.shape[0], -1)[s].contiguous() for w in (f.wx, f.wy))
+        shares = torch.get_num_threads()
+        given = [native().sgemm, SIDE, f.sign, scores.resolve and not near.never, self.last]
+        given += [shares, self.entries, scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers, f.a[s], f.b[s]]
+        given += [self.value, self.value.shape[0], x, x.shape[0], y, y.shape[0], *weights]
+        given += [
+            *(t[s].contiguous() for t in (f.p, f.q, f.n, f.w)),
+            HEIGHT,
+            scores.lent("scratch", shares, memory),
+            memory,
+        ]
+        given += others
+        places = [0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given]
+        layout = torch.tensor(places + [0] * (GIVEN - len(places)), dtype=torch.int64)
+        if native().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
+            raise RuntimeError("torch_parallel_for failed")
+
+
+def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:
+    """Whether weights and arcs keep to the range of their type: one answer for all entries made ready at once."""
+    scores.make_ready(e)
+    f, ready = scores.features[0], scores.ready
+    weighing = Weighing("inverse", torch.ones(1), eps[ready], f.extent(slice(None)), scores.dtype, False)
+    return weighing.reciprocal and not any(arcs.overflows(t, scores.dtype) for t in f.largest)
