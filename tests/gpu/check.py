@@ -11,11 +11,15 @@ beside torch's own.
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the cases fill torch.empty with NaN in deterministic mode
@@ -28,6 +32,7 @@ import horosphere as hs
 from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases, nearest_cases
 
 ROUNDS = 20
+WORKERS = 8
 
 
 def milliseconds(call) -> float:
@@ -115,7 +120,41 @@ def benchmark() -> list[str]:
         times = [milliseconds(call) for call in calls]
         times += [milliseconds(lambda call=call, v=v: torch.autograd.grad(call().sum(), v)) for call in calls]
         lines.append(f"{n:6d}  " + "  ".join(f"{t:.3f} ({t / times[3 * (i > 2)]:.1f})" for i, t in enumerate(times)))
+    lines.append(f"{'n':>6s} the same with metrics of 4 columns, triton forward, with gradient, blocked; query, mean")
+    for n in (1024, 4096):
+        q, k, v = (torch.randn(8, n, 64, device="cuda", requires_grad=True) for _ in range(3))
+        metric = hs.TokenMetric(torch.ones(8, n, device="cuda"), torch.randn(8, n, 64, 4, device="cuda"))
+        times = []
+        for end, impl in itertools.product(("query", "mean"), ("triton", "blocked")):
+
+            def call(end=end, impl=impl, tensors=(q, k, v, metric, metric)):
+                return hs.attention.metric_attention(*tensors, end=end, impl=impl)
+
+            times += [milliseconds(call), milliseconds(lambda call=call, v=v: torch.autograd.grad(call().sum(), v))]
+        lines.append(f"{n:6d}  " + "  ".join(f"{t:.3f}" for t in times))
     return lines
+
+
+def checks() -> dict[str, Callable[[], None]]:
+    """Every check by its name."""
+    of_cases = {
+        f"{impl} {of.__name__} {c.name}": lambda c=c, i=impl, of=of: of.check(c, i, "cuda")
+        for impl in ("triton", "blocked")
+        for of in (cases, nearest_cases, attention_cases, metric_cases, metric_attention_cases)
+        for c in of.CASES
+    }
+    others = {"cdist and knn as a user calls them": as_a_user, "attention to the last bit": to_the_last_bit}
+    return of_cases | others
+
+
+def failure(name: str) -> str | None:
+    """What went wrong in a check."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        checks()[name]()
+    except Exception:
+        return traceback.format_exc(limit=-2)
+    return None
 
 
 def main() -> int:
@@ -127,24 +166,16 @@ def main() -> int:
         return 0
     import triton
 
-    torch.backends.cuda.matmul.allow_tf32 = False
     start = time.perf_counter()
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"]
-    failed = 0
-    checks = [
-        (f"{impl} {of.__name__} {c.name}", lambda c=c, i=impl, of=of: of.check(c, i, "cuda"))
-        for impl in ("triton", "blocked")
-        for of in (cases, nearest_cases, attention_cases, metric_cases, metric_attention_cases)
-        for c in of.CASES
-    ]
-    checks += [("cdist and knn as a user calls them", as_a_user), ("attention to the last bit", to_the_last_bit)]
-    for name, check in checks:
-        try:
-            check()
-        except Exception:
-            failed += 1
-            lines.append(f"FAILED {name}\n{traceback.format_exc(limit=-2)}")
-    lines.append(f"{len(checks) - failed} of {len(checks)} checks passed in {time.perf_counter() - start:.0f} s")
+    names = list(checks())
+    # what takes time is compiling: in several processes, of which one may die
+    with ProcessPoolExecutor(min(WORKERS, os.cpu_count()), multiprocessing.get_context("spawn")) as pool:
+        found = {name: pool.submit(failure, name) for name in names}
+    failures = {name: repr(f.exception()) if f.exception() else f.result() for name, f in found.items()}
+    lines += [f"FAILED {name}\n{what}" for name, what in failures.items() if what]
+    failed = sum(what is not None for what in failures.values())
+    lines.append(f"{len(names) - failed} of {len(names)} checks passed in {time.perf_counter() - start:.0f} s")
     if not failed:  # no figure on red tests
         lines += benchmark()
     print("\n".join(lines))

@@ -78,3 +78,19 @@ def test_knn_by_triton(dtype):
     y[40:50], y[60:70] = x[:10], x[:10]
     by_name, true = (hs.knn(x, y, manifold, 6, impl=i) for i in ("triton", "reference"))
     assert torch.equal(by_name.indices, true.indices) and torch.equal(by_name.distances, true.distances)
+
+
+def test_attention_under_metrics_by_triton():
+    """As a user calls it: two query heads to a key head, one metric of all batch entries."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, s, u = (
+        torch.randn(*shape, generator=generator).requires_grad_()
+        for shape in ((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 4), (2, 7), (2, 7, 3, 1))
+    )
+    results = []
+    for impl in ("triton", "reference"):
+        metric = hs.TokenMetric(s.abs() + 0.5, u)
+        out = hs.attention.metric_attention(q, k, v, None, metric, end="key", enable_gqa=True, impl=impl)
+        results.append((out, *torch.autograd.grad((out**2).sum(), (q, k, v, s, u))))
+    for ours, true in zip(*results, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-4)
