@@ -8,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from horosphere.attention.arguments import checked
 from horosphere.attention.functional import geodesic_attention
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import resolve
 
 
 @runtime_checkable
@@ -73,7 +75,7 @@ class CacheTokens(torch.nn.Module):
     """What every cache here is made of: tensors by name, a count of tokens, and what the first tokens were like.
 
     A module without parameters, so that ``to``, ``state_dict``, copies and pickles carry its tokens. A subclass names
-    its tensors, whose first dimension is the batch, and says what :meth:`attend` does with them.
+    its tensors, whose first dimension is the batch, and says in ``_answer`` what :meth:`attend` does with them.
     The layer that used it first is held weakly and not copied: a copy belongs to the first layer that uses it.
     """
 
@@ -91,6 +93,50 @@ class CacheTokens(torch.nn.Module):
     def seen(self) -> int:
         """How many tokens were appended."""
         return self._seen
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held, room for tokens to come included."""
+        return self._bytes(*self.names)
+
+    def _bytes(self, *names: str) -> int:
+        return sum(t.numel() * t.element_size() for name in names if (t := getattr(self, name)) is not None)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        manifold: geoopt.Manifold,
+        *,
+        key_mask: Tensor | None = None,
+        enable_gqa: bool = False,
+        eps: float | Tensor = 1e-3,
+        power: float | Tensor = 1.0,
+        weight: str = "inverse",
+        precision: str = "auto",
+        owner: object = None,
+    ) -> Tensor:
+        """Append L tokens, then attend: see :class:`AttentionCache`."""
+        self.check(query, key, value, key_mask, owner)
+        resolve(manifold)
+        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
+        # before anything is held
+        checked(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, batched_curvature=False, **options)
+        return self._answer(query, key, value, manifold, key_mask, owner, **options)
+
+    def _answer(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        manifold: geoopt.Manifold,
+        key_mask: Tensor | None,
+        owner: object,
+        **options: Any,
+    ) -> Tensor:
+        """:meth:`attend` of arguments whose shapes fit: refuse what else is wrong, hold, :meth:`remember`, answer."""
+        raise NotImplementedError
 
     def reset(self) -> None:
         """Forget everything, the shapes and the owner included."""
@@ -212,42 +258,14 @@ class DenseCache(CacheTokens):
         self.remember(key, value, owner)
         return self.key, self.value, self.key_mask
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None = None,
-        enable_gqa: bool = False,
-        eps: float | Tensor = 1e-3,
-        power: float | Tensor = 1.0,
-        weight: str = "inverse",
-        precision: str = "auto",
-        owner: object = None,
-    ) -> Tensor:
-        """Append, then attend with the causal mask aligned lower right: see :class:`AttentionCache`."""
-        self.check(query, key, value, key_mask, owner)
+    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
         keys, values, held_mask = self.append(key, value, key_mask, owner=owner)
         n, m = query.shape[2], keys.shape[2]
         if n == m and held_mask is not None:  # nothing was held: lower right is upper left, and needs no matrix
             allowed, is_causal = held_mask[:, None, None], True
         else:
             allowed, is_causal = lower_right(n, m, held_mask, query.device), False
-        return geodesic_attention(
-            query,
-            keys,
-            values,
-            manifold,
-            attn_mask=allowed,
-            is_causal=is_causal,
-            enable_gqa=enable_gqa,
-            eps=eps,
-            power=power,
-            weight=weight,
-            precision=precision,
-        )
+        return geodesic_attention(query, keys, values, manifold, attn_mask=allowed, is_causal=is_causal, **options)
 
 
 def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
@@ -263,6 +281,12 @@ def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.
     if queries == 1:
         return mask
     return mask & torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def each_head(query: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Keys or values (B, H', L, ...) repeated for the heads of a query (B, H, L, D) that share them."""
+    group = query.shape[1] // others[0].shape[1]
+    return others if group == 1 else tuple(t.repeat_interleave(group, 1) for t in others)
 
 
 def _extended(store: Tensor | None, used: int, new: Tensor, dim: int) -> Tensor:

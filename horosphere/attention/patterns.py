@@ -1,10 +1,13 @@
-"""The HIDA patterns as GeodesicAttention uses them: attention over heads, and the cache that decodes each."""
+"""The HIDA patterns as GeodesicAttention uses them: attention over heads, and the cache that decodes each.
+
+A pattern's ``forward`` takes points, values, the manifold, and the options key_mask, is_causal, eps and power.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from horosphere.attention.cache import AttentionCache, DenseCache
+from horosphere.attention.cache import AttentionCache, DenseCache, each_head
 from horosphere.attention.fixed_pattern import fixed_pattern_attention
 from horosphere.attention.landmarks import Landmarks
 from horosphere.attention.stream_cache import LandmarkCache, SummaryCache
@@ -23,21 +26,8 @@ class FixedPattern(nn.Module):
             raise ValueError(f'pattern="fixed" needs n_max, the longest sequence there will be, got {n_max}')
         self.n_max = n_max
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None,
-        is_causal: bool,
-        eps: float | Tensor,
-        power: float | Tensor,
-        offset: int = 0,
-    ) -> Tensor:
-        options = {"eps": eps, "power": power, "key_mask": key_mask, "offset": offset}
-        return fixed_pattern_attention(query, key, value, manifold, n_max=self.n_max, is_causal=is_causal, **options)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
+        return fixed_pattern_attention(query, key, value, manifold, n_max=self.n_max, **options)
 
     def new_cache(self) -> AttentionCache:
         return FixedCache(self.n_max)
@@ -53,25 +43,11 @@ class FixedCache(DenseCache):
         super().__init__()
         self.pattern = FixedPattern(n_max)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None = None,
-        enable_gqa: bool = False,
-        eps: float | Tensor = 1e-3,
-        power: float | Tensor = 1.0,
-        weight: str = "inverse",
-        precision: str = "auto",
-        owner: object = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
         """See :class:`horosphere.attention.AttentionCache`; the weights are "inverse"."""
-        group = query.shape[1] // key.shape[1]
-        key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
-        self.check(query, key, value, key_mask, owner)
+        return super().attend(query, *each_head(query, key, value), manifold, **options)
+
+    def _answer(self, query, key, value, manifold, key_mask, owner, *, eps, power, **others):
         if self.seen + key.shape[2] > self.pattern.n_max:
             raise ValueError(f"{self.seen} tokens are held and {key.shape[2]} more do not fit {self.pattern}")
         offset = self.seen
@@ -88,19 +64,8 @@ class LandmarkPattern(nn.Module):
         super().__init__()
         self.landmarks = Landmarks(manifold, count, size, heads=heads, **made)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None,
-        is_causal: bool,
-        eps: float | Tensor,
-        power: float | Tensor,
-    ) -> Tensor:
-        return self.landmarks(query, key, value, is_causal=is_causal, eps=eps, power=power, key_mask=key_mask)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
+        return self.landmarks(query, key, value, **options)
 
     def new_cache(self) -> AttentionCache:
         return LandmarkCache(self.landmarks.anchors)
@@ -116,22 +81,11 @@ class SummaryPattern(nn.Module):
         self.slots, self.chunk = slots, chunk
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None,
-        is_causal: bool,
-        eps: float | Tensor,
-        power: float | Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, *, is_causal: bool, **options
     ) -> Tensor:
         if not is_causal:
             raise ValueError('pattern="summary" is a stream: a query sees earlier tokens only, pass is_causal=True')
-        return summary_attention(
-            query, key, value, manifold, slots=self.slots, chunk=self.chunk, eps=eps, power=power, key_mask=key_mask
-        )
+        return summary_attention(query, key, value, manifold, slots=self.slots, chunk=self.chunk, **options)
 
     def new_cache(self) -> AttentionCache:
         return SummaryCache(self.slots, self.chunk)

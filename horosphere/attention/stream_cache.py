@@ -6,36 +6,22 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from horosphere.attention.cache import CacheTokens
+from horosphere.attention.cache import CacheTokens, each_head
 from horosphere.attention.landmarks import LandmarkState, empty_landmarks, landmark_step
 from horosphere.attention.summaries import SummaryState, empty_summaries, summary_step
 from horosphere.manifolds._geoopt import geoopt
 
 
 class StreamCache(CacheTokens):
-    """A cache that keeps a state of fixed size in place of tokens: a subclass says which and how it moves on."""
+    """A cache that keeps a state of fixed size in place of tokens: a subclass says which and how it moves on.
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None = None,
-        enable_gqa: bool = False,
-        eps: float | Tensor = 1e-3,
-        power: float | Tensor = 1.0,
-        weight: str = "inverse",
-        precision: str = "auto",
-        owner: object = None,
-    ) -> Tensor:
-        """See :class:`horosphere.attention.AttentionCache`; the weights are "inverse", precision that of cdist."""
-        self.check(query, key, value, key_mask, owner)
+    The weights are "inverse", the precision that of cdist.
+    """
+
+    def _answer(self, query, key, value, manifold, key_mask, owner, *, eps, power, weight, **others):
         if weight != "inverse":
             raise ValueError(f'{type(self).__name__} knows weight="inverse" only, got {weight!r}')
-        group = query.shape[1] // key.shape[1]
-        keys, values = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+        keys, values = each_head(query, key, value)
         state = self._start(keys, values, manifold) if self._like is None else self._state()
         mask = None if key_mask is None else key_mask[:, None, :]
         out, state = self._step(state, query, keys, values, manifold, eps=eps, power=power, key_mask=mask)

@@ -57,33 +57,12 @@ class CompressedCache(CacheTokens):
         """Bytes of the keys held."""
         return self._bytes("key_codes", "low", "high", "recent_key")
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything held."""
-        return self._bytes(*self.names)
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        manifold: geoopt.Manifold,
-        *,
-        key_mask: Tensor | None = None,
-        enable_gqa: bool = False,
-        eps: float | Tensor = 1e-3,
-        power: float | Tensor = 1.0,
-        weight: str = "inverse",
-        precision: str = "auto",
-        owner: object = None,
-    ) -> Tensor:
-        """See :class:`horosphere.attention.AttentionCache`; ``weight`` must be one of points, not "dot"."""
+    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
         _check_space(self.code.manifold, manifold, "code")
-        if weight == "dot":
+        if options["weight"] == "dot":
             raise ValueError('weight="dot" has no points to code: use a DenseCache')
-        self._check_new(query, key, value, key_mask, owner)
+        self._check_finite(key, value)
         self._hold_mask(key, key_mask)
-        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
         # in pieces that end where a block does: one call equals a call for every token
         outs = [self._read(query[:, :, piece], manifold, options) for piece in self._taken_in(key, value)]
         self.remember(key, value, owner)
@@ -93,15 +72,16 @@ class CompressedCache(CacheTokens):
         self, key: Tensor, value: Tensor, key_mask: Tensor | None = None, *, owner: object = None
     ) -> CompressedCache:
         """Hold L more tokens, key (B, H', L, D), value (B, H', L, Dv), that ask nothing."""
-        self._check_new(key, key, value, key_mask, owner)
+        self.check(key, key, value, key_mask, owner)
+        self._check_finite(key, value)
         self._hold_mask(key, key_mask)
         for _ in self._taken_in(key, value):
             pass
         self.remember(key, value, owner)
         return self
 
-    def _check_new(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, owner: object) -> None:
-        self.check(query, key, value, key_mask, owner)
+    @staticmethod
+    def _check_finite(key: Tensor, value: Tensor) -> None:
         if not bool(key.isfinite().all()) or not bool(value.isfinite().all()):
             raise ValueError("key and value must be finite to be coded")
 
@@ -169,15 +149,14 @@ class CompressedCache(CacheTokens):
     def _mask(self, start: int, stop: int) -> Tensor | None:
         return None if self.mask_store is None else self.mask_store[:, start:stop]
 
-    def _bytes(self, *names: str) -> int:
-        return sum(t.numel() * t.element_size() for name in names if (t := getattr(self, name)) is not None)
-
     def extra_repr(self) -> str:
         return f"{self._seen} tokens, {self.coded} of them coded, {self.code!r}"
 
 
 class SummaryCache(stream_cache.SummaryCache):
     """A fixed number of summaries in place of the tokens, for a layer of this manifold: memory does not grow.
+
+    The weights are "inverse".
 
     Args:
         manifold: that of the layer.
@@ -194,15 +173,9 @@ class SummaryCache(stream_cache.SummaryCache):
         super().__init__(slots, chunk)
         self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
-        """See :class:`horosphere.attention.AttentionCache`; the weights are "inverse"."""
+    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
         _check_space(self._manifold[0], manifold, "manifold")
-        return super().attend(query, key, value, manifold, **options)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything held."""
-        return sum(t.numel() * t.element_size() for name in self.names if (t := getattr(self, name)) is not None)
+        return super()._answer(query, key, value, manifold, key_mask, owner, **options)
 
 
 def _check_space(own: geoopt.Manifold, asked: geoopt.Manifold, what: str) -> None:

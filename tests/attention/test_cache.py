@@ -8,6 +8,8 @@ import torch
 
 import horosphere as hs
 from horosphere.attention import AttentionCache, DenseCache, GeodesicAttention, TransformerBlock
+from horosphere.attention.patterns import FixedCache
+from horosphere.attention.stream_cache import LandmarkCache
 
 F64 = torch.float64
 
@@ -122,6 +124,7 @@ def test_growth_is_amortised():
             stores.add(cache.key_store.data_ptr())
     assert cache.seen == 200 and len(stores) <= 10
     assert cache.key_store.shape[2] < 2 * 200 + 1
+    assert cache.nbytes == cache.key_store.nbytes + cache.value_store.nbytes
     assert torch.equal(cache.key, key + torch.arange(200, dtype=F64)[:, None])
     assert torch.equal(cache.value, key - torch.arange(200, dtype=F64)[:, None])
 
@@ -187,6 +190,27 @@ def test_wrong_use_is_refused_and_changes_nothing():
                 call()
         assert cache.seen == 2
         close(decode(ours, x[:, 2:], [1], cache=cache), right[:, 2:])
+
+
+@pytest.mark.parametrize("kind", ["dense", "fixed", "landmark", "summary", "compressed"])
+def test_a_wrong_option_appends_nothing(kind):
+    ball = hs.PoincareBall()
+    anchors = ball.random(4, 4, dtype=F64)
+    cache = {
+        "dense": DenseCache,
+        "fixed": lambda: FixedCache(8),
+        "landmark": lambda: LandmarkCache(anchors),
+        "summary": lambda: hs.memory.SummaryCache(ball, 4),
+        "compressed": lambda: hs.memory.CompressedCache(hs.memory.HyperbolicCompressor(manifold=ball)),
+    }[kind]()
+    points, value = ball.random(1, 2, 3, 4, dtype=F64), tokens(1, 2, 3, 5)
+    assert cache.attend(points, points, value, ball).shape == (1, 2, 3, 5)
+    held = {name: t.clone() for name, t in cache.state_dict().items() if isinstance(t, torch.Tensor)}
+    wrong = ({"eps": -1.0}, {"power": 0.0}, {"weight": "near"}, {"precision": "high"}, {"manifold": "ball"})
+    for options in wrong:
+        with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+            cache.attend(points, points, value, **({"manifold": ball} | options))
+    assert cache.seen == 3 and all(torch.equal(cache.state_dict()[name], t) for name, t in held.items())
 
 
 def test_a_block_decodes():
