@@ -8,6 +8,7 @@ gradient and second derivative are finite there. They are written on the *square
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -280,6 +281,40 @@ def product_with_rest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * b, rest
 
 
+# Numbers of points that are held in float64 at a time on a CPU, where fresh memory costs more than the arithmetic.
+_WIDE = 2**16
+
+
+def narrow(x: Tensor) -> bool:
+    """Whether points are of a narrower type than float64 and no tracer watches: then :func:`wide_rows` serves."""
+    return x.dtype != torch.float64 and not torch.compiler.is_compiling() and not _transformed()
+
+
+def wide_rows(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of x (R, D) in float64, some at a time."""
+    rows = max(1, x.shape[0] if x.device.type != "cpu" else _WIDE // max(1, x.shape[1]))
+    for i in range(0, x.shape[0], rows):
+        yield slice(i, i + rows), x[i : i + rows].to(torch.float64)
+
+
+class _SquaredNorm(torch.autograd.Function):
+    """``|x|^2`` in float64, (..., 1); neither direction holds all points in float64."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        rows = x.reshape(-1, x.shape[-1])
+        out = rows.new_empty(rows.shape[0], 1, dtype=torch.float64)
+        for some, wide in wide_rows(rows):
+            torch.sum(wide.square_(), -1, keepdim=True, out=out[some])
+        return out.view(*x.shape[:-1], 1)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (2 * g).to(x.dtype) * x
+
+
 def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = None, below: float = RIM_GAP) -> Tensor:
     r"""``1 + kappa |x|^2`` over the last dimension (kept), in float64, without the cancellation near the rim of a ball.
 
@@ -287,7 +322,11 @@ def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = No
     result has a relative error of a few 2^-53 down to ``1 - sqrt|kappa| |x| = 1e-15``. On a CPU that is done for the
     points where the result is less than ``below``. The derivative is that of the plain formula.
     """
-    plain = 1 + kappa * (x * x).sum(-1, keepdim=True)
+    if narrow(x):
+        plain = 1 + kappa * _SquaredNorm.apply(x)
+    else:
+        x = x.to(torch.float64)
+        plain = 1 + kappa * (x * x).sum(-1, keepdim=True)
     sign = sign_of(kappa) if sign is None else sign
     if sign in (0, 1):
         return plain
@@ -296,12 +335,13 @@ def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = No
         k = kappa.detach() if isinstance(kappa, Tensor) else torch.full_like(rough, kappa)
         k = k.expand(rough.shape)
         if rough.device.type != "cpu" or torch.compiler.is_compiling() or _transformed():
-            correction = _exact_gap(value, k) - rough
+            correction = _exact_gap(value.to(torch.float64), k) - rough
         else:  # most points are far from the rim, where the plain formula is as good
             near = (rough < below).squeeze(-1)
             correction = torch.zeros_like(rough)
             if bool(near.any()):
-                correction[near] = _exact_gap(value.expand(*near.shape, -1)[near], k[near]) - rough[near]
+                few = value.expand(*near.shape, -1)[near].to(torch.float64)
+                correction[near] = _exact_gap(few, k[near]) - rough[near]
     return plain + correction
 
 

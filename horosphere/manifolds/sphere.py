@@ -38,9 +38,12 @@ class Sphere(ConstantCurvature):
 
     def chord(self, x: Tensor) -> Chord:
         # a weight R/|x| in place of this scaling is right for equal norms only: it adds (|x| - |y|)^2 to the chord
-        wide = x.to(torch.float64)
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        features = wide * (_radius(self._kappa_at(x)) / norm)
+        radius = _radius(self._kappa_at(x))
+        if _numerics.narrow(x) and (not isinstance(radius, Tensor) or not radius.dim()):
+            features = _Scaled.apply(x, torch.as_tensor(radius, dtype=torch.float64, device=x.device))
+        else:
+            wide = x.to(torch.float64)
+            features = wide * (radius / torch.linalg.vector_norm(wide, dim=-1, keepdim=True))
         return Chord(features.to(_numerics.fast_dtype(x.dtype)), None, 0, self.kappa)
 
     def _half_angles(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,3 +187,26 @@ class Sphere(ConstantCurvature):
 
 def _radius(kappa: float | Tensor) -> float | Tensor:
     return kappa.rsqrt() if isinstance(kappa, Tensor) else kappa**-0.5
+
+
+class _Scaled(torch.autograd.Function):
+    """radius x / |x| worked in float64, of points in a narrower type that are never held in float64 all at once."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, radius: Tensor) -> Tensor:
+        out = x.new_empty(x.shape, dtype=_numerics.fast_dtype(x.dtype))
+        into = out.view(-1, x.shape[-1])
+        for some, wide in _numerics.wide_rows(x.reshape(-1, x.shape[-1])):
+            into[some] = wide.mul_(radius / torch.linalg.vector_norm(wide, dim=-1, keepdim=True))
+        ctx.save_for_backward(x, radius, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, radius, out = ctx.saved_tensors
+        along = (g.unsqueeze(-2) @ out.unsqueeze(-1)).squeeze(-1)
+        scale = radius / torch.linalg.vector_norm(x.to(out.dtype), dim=-1, keepdim=True)
+        across = torch.addcmul(g, out, along / (radius * radius).to(out.dtype), value=-1)
+        across = across * scale.to(out.dtype) if torch.is_grad_enabled() else across.mul_(scale.to(out.dtype))
+        dradius = along.sum(dtype=torch.float64) / radius if ctx.needs_input_grad[1] else None
+        return across.to(x.dtype), dradius

@@ -47,7 +47,7 @@ class Stereographic(ConstantCurvature):
         kappa = self._kappa_at(x)
         # to the last bit for every float64 point: the stated error of the product form has no room for more
         below = 1.0 if x.dtype == torch.float64 else _numerics.RIM_GAP
-        gap = one_plus_kappa_norm2(x.to(torch.float64), kappa, self._known_sign(), below)
+        gap = one_plus_kappa_norm2(x, kappa, self._known_sign(), below)
         # gap < 0 is outside of the ball, where there is no distance: a negative weight would be clamped to distance 0
         weight = 2 / torch.where(gap < 0, math.nan, gap)
         return Chord(x, weight.squeeze(-1).to(_numerics.fast_dtype(x.dtype)), 0, self.kappa)
