@@ -6,10 +6,14 @@ it like any other mean of vectors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.attention.arguments import Arguments
+from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.euclidean import Euclidean
@@ -17,6 +21,22 @@ from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.product import Product, Scaled
 from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.stereographic import Stereographic
+
+
+def averaged(
+    args: Arguments,
+    value_manifold: geoopt.Manifold | None,
+    return_lse: bool,
+    attend: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What an attention returns; ``attend`` takes values (..., M, E) to their weighted means and the lse."""
+    values = args.value if value_manifold is None else lift(value_manifold, args.value)
+    with without_autocast(args.query.device):
+        out, lse = attend(values)
+        if value_manifold is not None:
+            out = settle(value_manifold, out)
+    out = args.joined(out, 2).to(args.value.dtype)
+    return (out, args.joined(lse, 1)) if return_lse else out
 
 
 def lift(manifold: geoopt.Manifold, value: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from horosphere import _numerics
-from horosphere.attention import aggregate, row_blocks
+from horosphere.attention import row_blocks
+from horosphere.attention.aggregate import averaged
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.block_chords import block_chords
 from horosphere.attention.masks import with_causal
@@ -107,15 +108,11 @@ def geodesic_attention(
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa
         )
-    values = args.value
-    if value_manifold is not None:
-        values = aggregate.lift(value_manifold, values)
-    with without_autocast(args.query.device):
-        out, lse = _attend(args, values, manifold, dropout_p, weight, precision, impl)
-        if value_manifold is not None:
-            out = aggregate.settle(value_manifold, out)
-    out = args.joined(out, 2).to(args.value.dtype)
-    return (out, args.joined(lse, 1)) if return_lse else out
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+        return _attend(args, values, manifold, dropout_p, weight, precision, impl)
+
+    return averaged(args, value_manifold, return_lse, attend)
 
 
 def attention_weights(

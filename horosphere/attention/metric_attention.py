@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.attention import aggregate, row_blocks
+from horosphere.attention import row_blocks
+from horosphere.attention.aggregate import averaged
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.connection import Turn
 from horosphere.kernels import dispatch, metric_attention_ops
-from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.metric_distance import fibres, metric_sqdist
 from horosphere.manifolds.token_metric import TokenMetric
@@ -90,23 +90,16 @@ def metric_attention(
     f, _ = fibres(args.query, args.key, g_q, g_k, end, ("query", "key"))
     if turn is not None:
         _check_turn(args, turn, value_manifold)
-    values = args.value
-    if value_manifold is not None:
-        values = aggregate.lift(value_manifold, values)
-    with without_autocast(args.query.device):
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         seed = torch.randint(2**62, (), device=values.device) if dropout_p else None
         options = {"dropout_p": dropout_p, "seed": seed, "weight": weight}
         if chosen == "rows":
-            out, lse = _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
-        else:
-            options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
-            out, lse = metric_attention_ops.metric_attention(
-                f, values, resolve=precision == "auto", impl=chosen, **options
-            )
-        if value_manifold is not None:
-            out = aggregate.settle(value_manifold, out)
-    out = args.joined(out, 2).to(args.value.dtype)
-    return (out, args.joined(lse, 1)) if return_lse else out
+            return _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
+        options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
+        return metric_attention_ops.metric_attention(f, values, resolve=precision == "auto", impl=chosen, **options)
+
+    return averaged(args, value_manifold, return_lse, attend)
 
 
 def _grouped(
