@@ -21,44 +21,55 @@ ROOT2 = math.sqrt(2.0)
 
 
 class ChordFeatures:
-    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b are made in the memory
-    given.
+    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b once they were made by
+    ``augment``.
     """
 
-    def __init__(self, part: Part, sign: int, work: torch.dtype, a: Tensor, b: Tensor):
-        self.part, self.sign, self.work, self.a, self.b = part, sign, work, a, b
+    def __init__(self, part: Part, sign: int, work: torch.dtype):
+        self.part, self.sign, self.work = part, sign, work
         kappas = part.kappa.tolist()
         self.c = [abs(k) / 2 if k else 1.0 for k in kappas]
         # d^2 is square phi^2
         self.square = [(4.0 if sign > 0 else 1.0) / (abs(k) or 1.0) for k in kappas]
-        e, f = len(kappas), part.x.shape[-1]
-        x, y = part.x.to(work), part.y.to(work)
-        self.nx, self.ny = (torch.linalg.vector_norm(p, dim=-1).square_().expand(e, -1) for p in (x, y))
+        e = self.entries = len(kappas)
+        self.nx, self.ny = (
+            torch.linalg.vector_norm(p.to(work), dim=-1).square_().expand(e, -1) for p in (part.x, part.y)
+        )
         self.wx, self.wy = (None if w is None else valid_weight(w.to(work)) for w in (part.wx, part.wy))
-        c = x.new_tensor(self.c[:1] if alike(self.c) else self.c)[:, None]
-        scaled = c if self.wx is None else c * self.wx
-        torch.mul(x.expand(e, -1, -1), (-2 * scaled).unsqueeze(-1), out=a[..., :f])
-        if part.time_dims:
-            a[..., : part.time_dims].neg_()
-            a[..., f], a[..., f + 1] = float(sign), 0.0  # 2 c / kappa
-        else:
-            torch.mul(self.nx, scaled, out=a[..., f])
-            a[..., f + 1] = scaled
+        c = self.nx.new_tensor(self.c[:1] if alike(self.c) else self.c)[:, None]
+        self.scaled = (c if self.wx is None else c * self.wx).expand(e, self.nx.shape[1])
         if self.wy is None:
-            b[..., :f], b[..., f], b[..., f + 1] = y, 1.0, self.ny
-            self.n, self.w = self.ny, self.ny.new_ones(1, 1).expand(e, y.shape[1])
+            self.n, self.w = self.ny, self.ny.new_ones(1, 1).expand(e, self.ny.shape[1])
         else:
-            torch.mul(y.expand(e, -1, -1), self.wy.unsqueeze(-1), out=b[..., :f])
             self.w, self.n = self.wy.expand(e, -1), self.ny * self.wy
-            b[..., f], b[..., f + 1] = self.w, self.n
         # a pair is unresolved where t + c eps is less than (p_i + q_i |f_j|^2) w_j = p_i w_j + q_i n_j
-        theta = _numerics.weight_theta(f, work)
-        self.q = (theta * scaled).expand(e, x.shape[1])
+        self.theta = _numerics.weight_theta(part.x.shape[-1], work)
+        self.q = (self.theta * (c if self.wx is None else self.scaled)).expand(e, self.nx.shape[1])
         self.p = self.q * self.nx
         self.maxima: dict[tuple[str, int], list[float]] = {}
         everything = slice(None)
         # bounds of t; NaN where there are points without distances
-        self.largest = [2 * t / theta + bool(part.time_dims) for t in self.limits(everything, everything)]
+        self.largest = [2 * t / self.theta + bool(part.time_dims) for t in self.limits(everything, everything)]
+        self.a: Tensor | None = None
+        self.b: Tensor | None = None
+
+    def augment(self, a: Tensor, b: Tensor) -> None:
+        """Make the augmented features in the memory given."""
+        part, e, f = self.part, self.entries, self.part.x.shape[-1]
+        x, y = (p.to(self.work).expand(e, -1, -1) for p in (part.x, part.y))
+        torch.mul(x, (-2 * self.scaled).unsqueeze(-1), out=a[..., :f])
+        if part.time_dims:
+            a[..., : part.time_dims].neg_()
+            a[..., f], a[..., f + 1] = float(self.sign), 0.0  # 2 c / kappa
+        else:
+            torch.mul(self.nx, self.scaled, out=a[..., f])
+            a[..., f + 1] = self.scaled
+        if self.wy is None:
+            b[..., :f] = y
+        else:
+            torch.mul(y, self.wy.unsqueeze(-1), out=b[..., :f])
+        b[..., f], b[..., f + 1] = self.w, self.n
+        self.a, self.b = a, b
 
     def limits(self, i: slice, j: slice) -> list[float]:
         """(E,) bounds of p_i w_j + q_i n_j in a block."""

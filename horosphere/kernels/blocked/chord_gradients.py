@@ -110,10 +110,9 @@ class ChordGradients:
 
     def __init__(self, features: ChordFeatures, into: list[Entries | None], ready: slice):
         self.features = features
-        entries, n, f = features.a.shape
-        m, weighted = features.b.shape[1], features.wy is not None
-        self.queries = Side([into[0], into[2]], ready, entries, n, f - 2, weighted)
-        self.keys = Side([into[1], into[3]], ready, entries, m, f - 2, weighted)
+        entries, f, weighted = features.entries, features.part.x.shape[-1], features.wy is not None
+        self.queries = Side([into[0], into[2]], ready, entries, features.nx.shape[1], f, weighted)
+        self.keys = Side([into[1], into[3]], ready, entries, features.ny.shape[1], f, weighted)
         curved = features.part.kappa != 0
         size = torch.where(curved, features.part.kappa.abs(), 1.0)
         self.c = torch.where(curved, size / 2, 1.0)
@@ -140,22 +139,14 @@ class ChordGradients:
         self.keys.finish(key_gradient(part.y.to(work), f.wy, k.main, first, second, part.time_dims))
 
     def _finish_compiled(self) -> None:
-        """Of loops that sum G t for the weights, dL/dw_i = sum_j G_ij t_ij / w_i on both sides, and take the slope of
-        d^2 by t as phi over sqrt(t (2 + t)) or sqrt(t (2 - t)) with phi the whole angle.
+        """Of loops that sum H, the gradient of |x_i - y_j|^2, and G t for the weights: dL/dw_i = sum_j G_ij t_ij / w_i.
+        Their slope of d^2 by t is phi over sqrt(t (2 + t)) or sqrt(t (2 - t)), with phi the whole angle.
         """
-        f, q, k = self.features, self.queries, self.keys
-        gain = 1 / self.c
-        factor = (self.scale * gain).to(f.work)[:, None]
-        x, y = f.part.x.to(f.work), f.part.y.to(f.work)
-        c = self.c.to(f.work)[:, None] * factor
-        gx, _ = query_gradient(x, None, q.main, q.first, None, c if f.wx is None else c * f.wx, 0)
-        gy, _ = key_gradient(y, None, k.main.mul_(factor.unsqueeze(-1)), None, k.first * factor, 0)
-        if f.wy is None:
-            q.finish((gx, None))
-            k.finish((gy, None))
-        else:
-            q.finish((gx, q.second * factor / f.wx))
-            k.finish((gy.mul_(f.wy.unsqueeze(-1)), k.second * factor / f.wy))
+        f = self.features
+        factor = (self.scale / self.c).to(f.work)[:, None]
+        for side, points, w in ((self.queries, f.part.x, f.wx), (self.keys, f.part.y, f.wy)):
+            gradient, _ = query_gradient(points.to(f.work), None, side.main, side.first, None, factor, 0)
+            side.finish((gradient, None if w is None else side.second * factor / w))
 
     def query_apart(self, block: Block) -> None:
         """The gradient of rows with sums in float64."""

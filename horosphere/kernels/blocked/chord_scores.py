@@ -73,11 +73,16 @@ class ChordScores:
 
     def group(self, e: slice, shift: Tensor) -> ChordGroup:
         self.make_ready(e)
+        for k, f in enumerate(self.features):
+            if f.a is None:
+                shapes = (f.entries, self.n), (f.entries, self.m)
+                width = f.part.x.shape[-1] + 2
+                f.augment(*(self.lent(f"features {k} {at}", *rows, width) for at, rows in enumerate(shapes)))
         s = slice(e.start - self.ready.start, e.stop - self.ready.start)
         return ChordGroup(self, e, s, shift)
 
     def make_ready(self, e: slice) -> None:
-        """Augmented features of these entries and of some that follow, and where their gradients are summed."""
+        """Features of these entries and of some that follow, and where their gradients are summed."""
         if self.ready.start <= e.start and e.stop <= self.ready.stop:
             return
         self._finish()
@@ -89,12 +94,10 @@ class ChordScores:
             stop += 1
         self.ready, self.features = slice(e.start, stop), []
         signs = self.signs[e.start]
-        for k, (part, sides, kappa, sign) in enumerate(zip(self.parts, self.sides, self.kappas, signs, strict=True)):
+        for part, sides, kappa, sign in zip(self.parts, self.sides, self.kappas, signs, strict=True):
             x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
             one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
-            shapes = (stop - e.start, self.n), (stop - e.start, self.m)
-            memory = [self.lent(f"features {k} {at}", *rows, part.x.shape[-1] + 2) for at, rows in enumerate(shapes)]
-            self.features.append(ChordFeatures(one, sign, self.dtype, *memory))
+            self.features.append(ChordFeatures(one, sign, self.dtype))
         self.sums = [ChordGradients(f, into, self.ready) for f, into in zip(self.features, self.into, strict=False)]
 
     def _finish(self) -> None:

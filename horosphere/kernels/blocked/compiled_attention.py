@@ -2,8 +2,8 @@
 
 The loops of torch operations make seven passes over a tile forward and fourteen backward, and what they spend between
 them is as much again. Here a thread takes a head, or some rows of one; tiles stay in its cache; from one product to the
-next it makes a pass that weighs, looks for unresolved pairs and sums. Pairs found are worked from differences, with
-their gradients. Threads and products are torch's own, see :mod:`horosphere.kernels.blocked.native`.
+next it makes a pass that adds norms to products, weighs, looks for unresolved pairs and sums. Pairs found are worked from
+differences, with their gradients. Threads and products are torch's own, see :mod:`horosphere.kernels.blocked.native`.
 
 Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, with or without a causal border.
 """
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # Entries of the matrices from which on the first call's import of numba and compilation, some seconds, may be worth it.
 LEAST = 2**20
-# Rows and columns of a tile: with two of them and the operands a thread stays within a second-level cache of 2 MiB.
+# Rows and columns of a tile: with two of them and the operands a thread stays within a second-level cache of 2 MiB. Of
+# half as many rows where a causal border cuts through tiles.
 HEIGHT, SIDE = 256, 512
 # More columns than any sequence has.
 ALL = 2**40
@@ -55,14 +56,14 @@ class CompiledGroup:
     def __init__(self, scores: ChordScores, e: slice, eps: Tensor, causal: int | None, value: Tensor):
         self.scores, self.entries, self.eps = scores, e.stop - e.start, eps[e]
         self.s = slice(e.start - scores.ready.start, e.stop - scores.ready.start)
-        self.last = ALL if causal is None else causal + 1
+        self.last, self.height = (ALL, HEIGHT) if causal is None else (causal + 1, HEIGHT // 2)
         self.value = value.to(torch.float32).contiguous()
 
     def forward(self, out: Tensor, den: Tensor) -> None:
         """Results into out (E, N, Dv) and den (E, N), contiguous."""
         from horosphere.kernels.blocked.compiled_attention_tiles import forward
 
-        self._run(forward, HEIGHT * SIDE, [out, den])
+        self._run(forward, self.height * SIDE, [out, den])
 
     def backward(
         self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, learned: bool, dv: Tensor
@@ -77,7 +78,7 @@ class CompiledGroup:
         threads = torch.get_num_threads()
         # rows of an entry are shared out where there are few entries
         alone = self.entries % threads == 0 or self.entries >= 2 * threads
-        stretches = 1 if alone else min(-(-threads // self.entries), -(-self.scores.n // HEIGHT))
+        stretches = 1 if alone else min(-(-threads // self.entries), -(-self.scores.n // self.height))
         rows_z = out.new_zeros(self.entries, self.scores.n, dtype=torch.float32)
         rows = [
             *(None if t is None else t[s] for t in (sums.queries.main, sums.queries.first, sums.queries.second)),
@@ -88,7 +89,7 @@ class CompiledGroup:
         if stretches > 1:
             apart = [None if t is None else t.new_zeros(stretches, *t.shape) for t in columns]
         upper = [None if t is None else t.to(torch.float32).contiguous() for t in (out, lse, dout, dlse)]
-        self._run(backward, 2 * (HEIGHT + 1) * SIDE, [*upper, learned, stretches, *rows, *apart])
+        self._run(backward, 2 * (self.height + 1) * SIDE, [*upper, learned, stretches, *rows, *apart])
         if stretches > 1:
             for into, t in zip(columns, apart, strict=True):
                 if into is not None:
@@ -102,21 +103,17 @@ class CompiledGroup:
         from horosphere.kernels.blocked.compiled_attention_tiles import GIVEN
 
         scores, s, f = self.scores, self.s, self.scores.features[0]
-        near, c, rates = Near(f, s, self.eps, False), f.c[s], self.eps.tolist()
-        units = [0.5 / k if f.sign else 1.0 for k in c]
-        numbers = torch.tensor(list(zip(c, rates, near.shift, units, strict=True)), dtype=torch.float32)
+        near, rates = Near(f, s, self.eps, False), self.eps.tolist()
+        units = [0.5 / c if f.sign else 1.0 for c in f.c[s]]
+        numbers = torch.tensor([(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)])
         x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
-        weights = (None if w is None else w.expand(f.a.shape[0], -1)[s].contiguous() for w in (f.wx, f.wy))
-        shares = torch.get_num_threads()
-        given = [native().sgemm, SIDE, f.sign, scores.resolve and not near.never, self.last]
-        given += [shares, self.entries, scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers, f.a[s], f.b[s]]
-        given += [self.value, self.value.shape[0], x, x.shape[0], y, y.shape[0], *weights]
-        given += [
-            *(t[s].contiguous() for t in (f.p, f.q, f.n, f.w)),
-            HEIGHT,
-            scores.lent("scratch", shares, memory),
-            memory,
-        ]
+        vectors = (t[s].contiguous() for t in (f.scaled, f.scaled * f.nx, f.n, f.w))
+        shares, resolve = torch.get_num_threads(), scores.resolve and not near.never
+        given = [native().sgemm, SIDE, f.sign, resolve, self.last, f.wx is not None, shares, self.entries]
+        given += [scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers.to(torch.float32)]
+        for t in (self.value, x, y):
+            given += [t, t.shape[0]]
+        given += [*vectors, self.height, scores.lent("scratch", shares, memory), memory]
         given += others
         places = [0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given]
         layout = torch.tensor(places + [0] * (GIVEN - len(places)), dtype=torch.int64)

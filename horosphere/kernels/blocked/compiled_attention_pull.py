@@ -17,12 +17,12 @@ from horosphere.kernels.blocked.compiled_attention_tiles import (
     TINY,
     TWO,
     ZERO,
+    distances,
     dot,
     entry_of,
     fill,
     jit,
     matrices,
-    resolved,
     settings_of,
     sum_of,
     vectors,
@@ -44,14 +44,14 @@ class Upper(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of one entry, G = dL/dt / scale."""
+    """Of one entry, with G = dL/dt / scale and H_ij = c w_i w_j G_ij that of |x_i - y_j|^2."""
 
-    dq: np.ndarray  # sum_j G_ij w_j y_j
-    first: np.ndarray  # sum_j G_ij w_j
+    dq: np.ndarray  # sum_j H_ij y_j
+    rows: np.ndarray  # sum_j H_ij
     rows_t: np.ndarray  # sum_j G_ij t_ij, with weights
     rows_z: np.ndarray  # sum_j dL/dz_ij / scale, where wanted
-    dk: np.ndarray  # sum_i G_ij a_i
-    second: np.ndarray  # sum_i G_ij c w_i
+    dk: np.ndarray  # sum_i H_ij x_i
+    columns: np.ndarray  # sum_i H_ij
     columns_t: np.ndarray
     dv: np.ndarray
 
@@ -97,9 +97,16 @@ def _multiply(g, by):
 
 
 @jit
-def _add_multiple(into, g, scale):
+def _scale(g, c, w):
+    """c w_j g_j in place of g."""
     for j in range(g.shape[0]):
-        into[j] += g[j] * scale
+        g[j] *= c * w[j]
+
+
+@jit
+def _add(into, g):
+    for j in range(g.shape[0]):
+        into[j] += g[j]
 
 
 @jit
@@ -109,31 +116,30 @@ def _add_product(into, g, t):
 
 
 @jit
-def _pull_apart(one, g, found, i, first, dq, dk):
+def _pull_apart(one, h, found, i, first, dq, dk):
     """Gradients of the pairs found, from differences too; nothing of them is left to the products."""
-    scaled = np.float64(one.a[i, one.a.shape[1] - 1])
     for j in found:
-        upper = np.float64(g[j])
-        g[j] = ZERO
+        upper = np.float64(h[j])
+        h[j] = ZERO
         at = first + j
         for f in range(one.x.shape[1]):
-            delta = upper * (np.float64(one.x[i, f]) - np.float64(one.y[at, f]))
-            dq[i, f] -= np.float32(delta * one.w[at])
-            dk[at, f] -= np.float32(2.0 * delta * scaled)
+            delta = np.float32(upper * (np.float64(one.x[i, f]) - np.float64(one.y[at, f])))
+            dq[i, f] -= delta
+            dk[at, f] += delta
 
 
 @jit
 def _backward_rows(settings, one, upper, i0, i1, memory, found, sums):
     """Adds what rows i0 to i1 of one entry give."""
     side, last, sgemm = settings.side, settings.last, settings.sgemm
-    points, weighted = one.x.shape[1], one.wx.shape[0] > 0
+    points, weighted = one.x.shape[1], settings.weighted
     size = (i1 - i0) * side
     tile, grad = memory[:size], memory[size : 2 * size]
     kept, slope = memory[2 * size : 2 * size + side], memory[2 * size + side : 2 * size + 2 * side]
-    end = min(one.b.shape[0], max(0, i1 - 1 + last))
+    end = min(one.y.shape[0], max(0, i1 - 1 + last))
     for j0 in range(0, end, side):
         j1 = min(j0 + side, end)
-        rows_by_columns(sgemm, one.a[i0:i1], one.b[j0:j1], tile, side)
+        rows_by_columns(sgemm, one.x[i0:i1], one.y[j0:j1], tile, side)
         rows_by_columns(sgemm, upper.dout[i0:i1], one.v[j0:j1], grad, side)
         for i in range(i0, i1):
             row, pulled = tile[(i - i0) * side :][: j1 - j0], grad[(i - i0) * side :][: j1 - j0]
@@ -141,7 +147,7 @@ def _backward_rows(settings, one, upper, i0, i1, memory, found, sums):
             fill(row[seen:], ZERO)
             fill(pulled[seen:], ZERO)
             t, g = row[:seen], pulled[:seen]
-            count = resolved(settings, one, t, i, j0, found)
+            count = distances(settings, one, t, i, j0, found)
             if weighted:
                 _copy(kept, t)
             c = dot(upper.dout[i], upper.out[i])
@@ -156,13 +162,14 @@ def _backward_rows(settings, one, upper, i0, i1, memory, found, sums):
             if weighted:
                 sums.rows_t[i] += dot(g, kept)
                 _add_product(sums.columns_t[j0:], g, kept)
+            _scale(g, one.cx[i], one.w[j0:])
             if count:
                 _pull_apart(one, g, found[:count], i, j0, sums.dq, sums.dk)
-            sums.first[i] += dot(g, one.w[j0:])
-            _add_multiple(sums.second[j0:], g, one.a[i, points + 1])
+            sums.rows[i] += sum_of(g)
+            _add(sums.columns[j0:], g)
         add_transposed_times(sgemm, tile, side, upper.dout[i0:i1], sums.dv.shape[1], sums.dv[j0:j1])
-        add_times(sgemm, grad, side, one.b[j0:j1], points, sums.dq[i0:i1])
-        add_transposed_times(sgemm, grad, side, one.a[i0:i1], points, sums.dk[j0:j1])
+        add_times(sgemm, grad, side, one.y[j0:j1], points, sums.dq[i0:i1])
+        add_transposed_times(sgemm, grad, side, one.x[i0:i1], points, sums.dk[j0:j1])
 
 
 @numba.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)), **OPTIONS)
@@ -170,8 +177,8 @@ def backward(begin, end, given):
     """As :func:`forward`, for stretches of rows; sums over rows have an entry for each stretch."""
     g = numba.carray(given, GIVEN)
     settings = settings_of(g)
-    shares, entries, rows, columns, points, width, height = g[5], g[6], g[7], g[8], g[9], g[10], g[26]
-    memory, stretches = vectors(g[27], shares, g[28]), g[34]
+    shares, entries, rows, columns, points, width, height = g[6], g[7], g[8], g[9], g[10], g[11], g[23]
+    memory, stretches = vectors(g[24], shares, g[25]), g[31]
     found = np.empty(settings.side, np.int64)
     blocks = -(-rows // height)
     for share in range(begin, end):
@@ -179,21 +186,21 @@ def backward(begin, end, given):
             e, stretch = task // stretches, task % stretches
             at, total = stretch * entries + e, stretches * entries
             upper = Upper(
-                matrices(g[29], entries, rows, width)[e],
-                vectors(g[30], entries, rows)[e],
-                matrices(g[31], entries, rows, width)[e],
-                vectors(g[32], entries, rows)[e],
-                g[33],
+                matrices(g[26], entries, rows, width)[e],
+                vectors(g[27], entries, rows)[e],
+                matrices(g[28], entries, rows, width)[e],
+                vectors(g[29], entries, rows)[e],
+                g[30],
             )
             sums = Sums(
-                matrices(g[35], entries, rows, points)[e],
-                vectors(g[36], entries, rows)[e],
-                vectors(g[37], entries, rows)[e],
-                vectors(g[38], entries, rows)[e],
-                matrices(g[39], total, columns, points)[at],
-                vectors(g[40], total, columns)[at],
-                vectors(g[41], total, columns)[at],
-                matrices(g[42], total, columns, width)[at],
+                matrices(g[32], entries, rows, points)[e],
+                vectors(g[33], entries, rows)[e],
+                vectors(g[34], entries, rows)[e],
+                vectors(g[35], entries, rows)[e],
+                matrices(g[36], total, columns, points)[at],
+                vectors(g[37], total, columns)[at],
+                vectors(g[38], total, columns)[at],
+                matrices(g[39], total, columns, width)[at],
             )
             one = entry_of(g, e)
             for block in range(stretch * blocks // stretches, (stretch + 1) * blocks // stretches):

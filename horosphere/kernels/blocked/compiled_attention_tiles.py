@@ -18,7 +18,7 @@ from horosphere.kernels.blocked.compiled_tiles import hyperbolic, spherical
 __all__ = ["GIVEN", "forward"]
 
 # Numbers that a launcher hands over.
-GIVEN = 43
+GIVEN = 40
 
 OPTIONS = {"cache": True, "error_model": "numpy"}
 # nothing of Python's is called or calls: wrappers would take most of the time of compilation
@@ -40,26 +40,23 @@ class Settings(NamedTuple):
     sign: int  # of the curvature
     resolve: int  # whether unresolved pairs are looked for
     last: int  # row i sees the columns before i + last
+    weighted: int  # whether points have weights w_i and w_j, which are 1 otherwise
 
 
 class Entry(NamedTuple):
-    """One batch entry; without weights wx and wy are empty and w is 1."""
+    """One batch entry."""
 
-    a: np.ndarray
-    b: np.ndarray
     v: np.ndarray
     x: np.ndarray
     y: np.ndarray
-    wx: np.ndarray
-    wy: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    n: np.ndarray
-    w: np.ndarray
-    c: np.float32  # t = c u w_i w_j
+    cx: np.ndarray  # c w_i: t = c w_i w_j |x_i - y_j|^2
+    rx: np.ndarray  # c w_i |x_i|^2
+    n: np.ndarray  # w_j |y_j|^2
+    w: np.ndarray  # w_j
     eps: np.float32
     offset: np.float32  # c eps
     unit: np.float32  # d^2 = unit phi^2
+    theta: np.float32
 
 
 @sum_jit
@@ -89,24 +86,25 @@ def _difference2(x, y):
 
 
 @jit
-def _unresolved(t, own, slope, n, w, offset):
-    """How many pairs of a row are below their limit; NaN counts."""
+def _distances(t, r, c, n, w, theta, offset):
+    """t of a row in place of <x_i, y_j>; how many are unresolved by the rule of near.py, NaN among them."""
     count = np.int32(0)
     for j in range(t.shape[0]):
-        count += np.int32(0) if t[j] + offset >= own * w[j] + slope * n[j] else np.int32(1)
+        size = r * w[j] + c * n[j]
+        t[j] = size - (TWO * c) * (w[j] * t[j])
+        count += np.int32(0) if t[j] + offset >= theta * size else np.int32(1)
     return count
 
 
 @jit
 def _rework(one, t, i, first, found):
-    """Pairs of row i that are below their limit, from differences in float64; ``found`` gets their places."""
+    """Unresolved pairs of row i from differences in float64; ``found`` gets their places."""
     count = 0
     for j in range(t.shape[0]):
         at = first + j
-        if not t[j] + one.offset >= one.p[i] * one.w[at] + one.q[i] * one.n[at]:
-            scale = np.float64(one.c)
-            if one.wx.shape[0]:
-                scale *= np.float64(one.wx[i]) * np.float64(one.wy[at])
+        size = one.rx[i] * one.w[at] + one.cx[i] * one.n[at]
+        if not t[j] + one.offset >= one.theta * size:
+            scale = np.float64(one.cx[i]) * np.float64(one.w[at])
             t[j] = np.float32(_difference2(one.x[i], one.y[at]) * scale)
             found[count] = j
             count += 1
@@ -114,11 +112,10 @@ def _rework(one, t, i, first, found):
 
 
 @jit
-def resolved(settings, one, t, i, first, found):
-    """Makes pairs again that need it; their number."""
-    if settings.resolve and _unresolved(t, one.p[i], one.q[i], one.n[first:], one.w[first:], one.offset):
-        return _rework(one, t, i, first, found)
-    return 0
+def distances(settings, one, t, i, first, found):
+    """t of row i in place of <x_i, y_j>, from column ``first`` on; how many pairs were worked from differences."""
+    count = _distances(t, one.rx[i], one.cx[i], one.n[first:], one.w[first:], one.theta, one.offset)
+    return _rework(one, t, i, first, found) if settings.resolve and count else 0
 
 
 @jit
@@ -148,19 +145,19 @@ def fill(row, value):
 def _forward_rows(settings, one, i0, i1, tile, found, out, den):
     """Results of rows i0 to i1 of one entry."""
     side, last = settings.side, settings.last
-    end = min(one.b.shape[0], max(0, i1 - 1 + last))
+    end = min(one.y.shape[0], max(0, i1 - 1 + last))
     for i in range(i0, i1):
         fill(out[i], ZERO)
         den[i] = ZERO
     for j0 in range(0, end, side):
         j1 = min(j0 + side, end)
-        rows_by_columns(settings.sgemm, one.a[i0:i1], one.b[j0:j1], tile, side)
+        rows_by_columns(settings.sgemm, one.x[i0:i1], one.y[j0:j1], tile, side)
         for i in range(i0, i1):
             row = tile[(i - i0) * side :][: j1 - j0]
             seen = min(j1 - j0, max(0, i + last - j0))
             fill(row[seen:], ZERO)
             t = row[:seen]
-            resolved(settings, one, t, i, j0, found)
+            distances(settings, one, t, i, j0, found)
             _weigh(t, settings.sign, one.unit, one.eps)
             den[i] += sum_of(t)
         add_times(settings.sgemm, tile, side, one.v[j0:j1], out.shape[1], out[i0:i1])
@@ -183,26 +180,22 @@ def vectors(address, entries, length):
 
 @jit
 def settings_of(g):
-    return Settings(g[0], g[1], g[2], g[3], g[4])
+    return Settings(g[0], g[1], g[2], g[3], g[4], g[5])
 
 
 @jit
 def entry_of(g, e):
-    entries, rows, columns, points, width = g[6], g[7], g[8], g[9], g[10]
-    numbers = vectors(g[11], entries, 4)[e]
+    entries, rows, columns, points, width = g[7], g[8], g[9], g[10], g[11]
+    numbers = vectors(g[12], entries, 4)[e]
     return Entry(
-        matrices(g[12], entries, rows, points + 2)[e],
-        matrices(g[13], entries, columns, points + 2)[e],
         # one for all entries, or one each
-        matrices(g[14], g[15], columns, width)[e % g[15]],
-        matrices(g[16], g[17], rows, points)[e % g[17]],
-        matrices(g[18], g[19], columns, points)[e % g[19]],
+        matrices(g[13], g[14], columns, width)[e % g[14]],
+        matrices(g[15], g[16], rows, points)[e % g[16]],
+        matrices(g[17], g[18], columns, points)[e % g[18]],
+        vectors(g[19], entries, rows)[e],
         vectors(g[20], entries, rows)[e],
         vectors(g[21], entries, columns)[e],
-        vectors(g[22], entries, rows)[e],
-        vectors(g[23], entries, rows)[e],
-        vectors(g[24], entries, columns)[e],
-        vectors(g[25], entries, columns)[e],
+        vectors(g[22], entries, columns)[e],
         numbers[0],
         numbers[1],
         numbers[2],
@@ -215,9 +208,9 @@ def forward(begin, end, given):
     """Shares ``begin`` to ``end`` of the blocks of rows of all entries; ``given`` as the launcher lays it out."""
     g = numba.carray(given, GIVEN)
     settings = settings_of(g)
-    shares, entries, rows, height = g[5], g[6], g[7], g[26]
-    memory = vectors(g[27], shares, g[28])
-    out, den = matrices(g[29], entries, rows, g[10]), vectors(g[30], entries, rows)
+    shares, entries, rows, height = g[6], g[7], g[8], g[23]
+    memory = vectors(g[24], shares, g[25])
+    out, den = matrices(g[26], entries, rows, g[11]), vectors(g[27], entries, rows)
     found = np.empty(settings.side, np.int64)
     blocks = -(-rows // height)
     for share in range(begin, end):
