@@ -88,6 +88,15 @@ def test_gradients_over_heads_blocks_and_threads(space, causal, calls, threads):
 
 
 @pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("causal", (False, True))
+def test_threads_share_the_rows_of_one_head(space, causal, calls, threads):
+    tensors = points(space, 150, 5), points(space, 170, 5, seed=1), normal(170, 4, seed=2)
+    *found, of_eps = errors(tensors, SPACES[space], is_causal=causal)
+    assert max(found) < 3e-5 and of_eps < 1e-3  # one number, in which most cancels
+    assert calls.count("backward") == 1
+
+
+@pytest.mark.parametrize("space", SPACES)
 def test_what_heads_share_gets_the_sum_of_their_gradients(space, calls, threads):
     for keys, values in (((1, 3), (2, 1)), ((1, 1), (1, 1)), ((2, 1), (2, 3))):
         tensors = points(space, 2, 3, 40, 5), points(space, *keys, 70, 5, seed=1), normal(*values, 70, 4, seed=2)
@@ -105,6 +114,15 @@ def test_equal_and_near_pairs(space, eps, calls):
         found = errors((q, k, normal(2, 90, 4, seed=2)), SPACES[space], eps)
         # features on the sphere are rounded before they are compared
         assert max(found[:2]) < 1e-5 and max(found[2:]) < (2e-3 if space == "sphere" else 1e-5)
+    assert "backward" in calls
+
+
+def test_antipodes_have_gradient_0(calls):
+    q = points("sphere", 20, 5)
+    leaves = [q.clone().requires_grad_(), (-q[:1]).requires_grad_(), normal(1, 4, seed=2).float()]
+    lse = geodesic_attention(*leaves, SPACES["sphere"], impl="blocked", return_lse=True)[1]
+    gradients = torch.autograd.grad(lse.sum(), leaves[:2])
+    assert (gradients[0][0] == 0).all() and all(g.isfinite().all() and g.abs().amax() > 0.1 for g in gradients)
     assert "backward" in calls
 
 

@@ -2,8 +2,8 @@
 
 The loops of torch operations make seven passes over a tile forward and fourteen backward, and what they spend between
 them is as much again. Here a thread takes a head, or some rows of one; tiles stay in its cache; from one product to the
-next it makes a pass that adds norms to products, weighs, looks for unresolved pairs and sums. Pairs found are worked from
-differences, with their gradients. Threads and products are torch's own, see :mod:`horosphere.kernels.blocked.native`.
+next it makes a pass that adds norms to products, weighs, looks for unresolved pairs and sums. Pairs found are worked
+from differences, with their gradients. Threads and products are torch's, see :mod:`horosphere.kernels.blocked.native`.
 
 Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, with or without a causal border.
 """
