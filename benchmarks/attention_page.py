@@ -2,7 +2,7 @@
 
     python benchmarks/attention_page.py
 
-Run it after landmark_error.py or patterns.py was run.
+Run it after landmark_error.py, patterns.py or run.py's attention was run.
 """
 
 import re
@@ -40,7 +40,22 @@ def patterns() -> str:
     return _table(["space", f"pattern (ms, {threads})", *(f"N = {n:,}" for n in LENGTHS)], rows)
 
 
-TABLES = {"landmark_error": landmarks, "patterns": patterns}
+def beside_torch() -> str:
+    """Milliseconds and times torch's own: a column for each table of times."""
+    tables = [t for t in saved("attention")["tables"] if t["times"]]
+    rows = []
+    for name in tables[0]["times"]:
+        cells = []
+        for table in tables:
+            of_torch = table["times"]["torch, causal" if "causal" in name else "torch"]["min_ms"]
+            here = table["times"][name]["min_ms"]
+            cells.append(_milliseconds(here / 1e3) + ("" if name.startswith("torch") else f" ({here / of_torch:.2f})"))
+        rows.append([name, *cells])
+    heads = (re.fullmatch(r"attention, (.*), float32, .*, (N = \d+)", t["title"]).groups() for t in tables)
+    return _table(["ms (times torch)", *(", ".join(h) for h in heads)], rows)
+
+
+TABLES = {"landmark_error": landmarks, "patterns": patterns, "attention": beside_torch}
 
 
 def fill(text: str) -> str:
