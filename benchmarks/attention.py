@@ -104,6 +104,6 @@ def memory_table() -> Table:
         mib = peak_mib(setup, CALL) - 4 * HEADS * LONG * SIZE * 4 / 2**20
         held = held and mib <= MOST_MIB
         word = "holds" if mib <= MOST_MIB else "MISSED"
-        notes.append(f"  bar: {space} at most {MOST_MIB} MiB: {mib:.0f} MiB, {word}")
+        notes.append(f"  bar: {space} at most {MOST_MIB} MiB: {max(mib, 0.0):.0f} MiB, {word}")
     title = f"peak memory of forward and backward above inputs, result and gradients, N = {LONG}"
     return Table(title, [], [], notes=tuple(notes), held=held)

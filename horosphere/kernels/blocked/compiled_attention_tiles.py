@@ -2,6 +2,9 @@
 
 A row of a tile stays in the first cache while small loops go over it, one after the other, so that the compiler
 vectorises each.
+
+numba's cache on disk is good for as long as the file of a loop is: after a change to what these files import from each
+other, touch them.
 """
 
 from __future__ import annotations
