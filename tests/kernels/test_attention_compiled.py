@@ -162,6 +162,13 @@ def test_torch_serves_where_its_library_does_not_offer_what_the_loops_need(calls
     assert calls == ["forward"]
 
 
+def test_values_of_no_numbers(calls):
+    leaves = [points("flat", n, 5).requires_grad_() for n in (20, 30)]
+    out, lse = geodesic_attention(*leaves, torch.zeros(30, 0), hs.Euclidean(), impl="blocked", return_lse=True)
+    assert out.shape == (20, 0) and not calls
+    assert all(g.isfinite().all() for g in torch.autograd.grad(lse.sum(), leaves))
+
+
 def test_memory_is_lent_to_one_call_at_a_time(calls):
     """Also where it was made under inference mode."""
     sets = [[normal(3, n, 5, seed=s + n) for n in (50, 60, 60)] for s in range(8)]

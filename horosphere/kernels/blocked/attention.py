@@ -92,7 +92,7 @@ def attention(
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
-    compiled = compiled_attention.may_serve(scores, weight, power, bias, dropout_p)
+    compiled = compiled_attention.may_serve(scores, value, weight, power, bias, dropout_p)
     if not scores.m:
         out.zero_()
     for e in plan.groups() if scores.n and scores.m else ():

@@ -56,7 +56,7 @@ def attention_backward(
     dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
     deps, dpower = torch.zeros_like(eps), torch.zeros_like(power)
     dbias = BiasGradient(bias, batch, dtype) if wanted[2] else None
-    compiled = not wanted[1] and compiled_attention.may_serve(scores, weight, power, bias, dropout_p)
+    compiled = not wanted[1] and compiled_attention.may_serve(scores, value, weight, power, bias, dropout_p)
     scores.prepare_gradients()
     for e in plan.groups() if n and scores.m else ():
         if compiled and compiled_attention.serves(scores, e, eps):

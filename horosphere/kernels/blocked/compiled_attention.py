@@ -32,7 +32,9 @@ HEIGHT, SIDE = 256, 512
 ALL = 2**40
 
 
-def may_serve(scores: ChordScores, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float) -> bool:
+def may_serve(
+    scores: ChordScores, value: Tensor, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float
+) -> bool:
     """Whether entries of such a call are served, as far as that can be said without looking at the points."""
     parts = getattr(scores, "parts", ())
     return (
@@ -41,6 +43,7 @@ def may_serve(scores: ChordScores, weight: str, power: Tensor, bias: Tensor | No
         and scores.device.type == "cpu"
         and scores.dtype == torch.float32
         and not scores.curvature
+        and parts[0].x.shape[-1] * value.shape[-1] > 0
         and weight == "inverse"
         and bias is None
         and not dropout_p
