@@ -25,7 +25,7 @@ SIZES = tuple(2**k for k in range(8, 17))
 FITTED_FROM = 1024
 HEADS, SIZE, ANCHORS = 8, 64, 64
 MANIFOLDS = {"flat": hs.Euclidean, "ball": hs.PoincareBall}
-DENSE_TO = {"flat": 8192, "ball": 8192}
+DENSE_TO = {"flat": 16384, "ball": 16384}
 # Seconds a contender may take in all at one length, after its first round.
 PATIENCE = 2.0
 LARGEST_ROUNDS = 10
