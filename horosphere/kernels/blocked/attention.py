@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from horosphere.kernels.blocked import compiled_attention
+from horosphere.kernels.blocked import compiled_attention, compiled_metric
 from horosphere.kernels.blocked.chord_scores import ChordScores
-from horosphere.kernels.blocked.compiled_attention import CompiledGroup
 from horosphere.kernels.blocked.entries import Entries
 from horosphere.kernels.blocked.products import Blocks, Buffers, add_product, one
 from horosphere.kernels.blocked.tiles import tile_size
@@ -92,12 +91,13 @@ def attention(
     rows, columns = plan.rows(), plan.columns()
     mask = Mask(bias, causal, batch)
     dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
-    compiled = compiled_attention.may_serve(scores, value, weight, power, bias, dropout_p)
+    options = scores, value, weight, power, bias, dropout_p
+    compiled = next((c for c in (compiled_attention, compiled_metric) if c.may_serve(*options)), None)
     if not scores.m:
         out.zero_()
     for e in plan.groups() if scores.n and scores.m else ():
-        if compiled and compiled_attention.serves(scores, e, eps):
-            CompiledGroup(scores, e, eps, causal, values[e]).forward(out[e], den[e])
+        if compiled is not None and compiled.serves(scores, e, eps):
+            compiled.CompiledGroup(scores, e, eps, causal, values[e]).forward(out[e], den[e])
             continue
         shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
         group = scores.group(e, shift)

@@ -22,6 +22,7 @@ from horosphere.kernels.blocked.weighing import Weighing
 
 if TYPE_CHECKING:
     from horosphere.kernels.blocked.chord_scores import ChordScores
+    from horosphere.kernels.blocked.metric_scores import MetricScores
 
 # Entries of the matrices from which on the first call's import of numba and compilation, some seconds, may be worth it.
 LEAST = 2**20
@@ -40,10 +41,25 @@ def may_serve(
     return (
         len(parts) == 1
         and not parts[0].time_dims
-        and scores.device.type == "cpu"
-        and scores.dtype == torch.float32
         and not scores.curvature
-        and parts[0].x.shape[-1] * value.shape[-1] > 0
+        and parts[0].x.shape[-1] > 0
+        and served_call(scores, value, weight, power, bias, dropout_p)
+    )
+
+
+def served_call(
+    scores: ChordScores | MetricScores,
+    value: Tensor,
+    weight: str,
+    power: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+) -> bool:
+    """What every compiled loop asks for, whatever measures distances."""
+    return (
+        scores.device.type == "cpu"
+        and scores.dtype == torch.float32
+        and value.shape[-1] > 0
         and weight == "inverse"
         and bias is None
         and not dropout_p
@@ -112,16 +128,22 @@ class CompiledGroup:
         x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
         vectors = (t[s].contiguous() for t in (f.scaled, f.scaled * f.nx, f.n, f.w))
         shares, resolve = torch.get_num_threads(), scores.resolve and not near.never
-        given = [native().sgemm, SIDE, f.sign, resolve, self.last, f.wx is not None, shares, self.entries]
+        given = [SIDE, f.sign, resolve, self.last, f.wx is not None, shares, self.entries]
         given += [scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers.to(torch.float32)]
         for t in (self.value, x, y):
             given += [t, t.shape[0]]
         given += [*vectors, self.height, scores.lent("scratch", shares, memory), memory]
-        given += others
-        places = [0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given]
-        layout = torch.tensor(places + [0] * (GIVEN - len(places)), dtype=torch.int64)
-        if native().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
-            raise RuntimeError("torch_parallel_for failed")
+        launch(loop, GIVEN, given + others, shares)
+
+
+def launch(loop, count: int, given: list[Tensor | int | None], shares: int) -> None:
+    """``loop`` over so many shares on torch's threads, with the address of the matrix product and what is ``given``,
+    tensors by their addresses, None as 0; ``count`` numbers in all.
+    """
+    places = [native().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
+    layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64)
+    if native().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
+        raise RuntimeError("torch_parallel_for failed")
 
 
 def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:

@@ -145,13 +145,27 @@ def fill(row, value):
 
 
 @jit
+def clear_rows(out, den, i0, i1):
+    for i in range(i0, i1):
+        fill(out[i], ZERO)
+        den[i] = ZERO
+
+
+@jit
+def divide_rows(out, den, i0, i1):
+    """Means from sums; rows that see nothing stay 0."""
+    for i in range(i0, i1):
+        if den[i] != ZERO:
+            for k in range(out.shape[1]):
+                out[i, k] /= den[i]
+
+
+@jit
 def _forward_rows(settings, one, i0, i1, tile, found, out, den):
     """Results of rows i0 to i1 of one entry."""
     side, last = settings.side, settings.last
     end = min(one.y.shape[0], max(0, i1 - 1 + last))
-    for i in range(i0, i1):
-        fill(out[i], ZERO)
-        den[i] = ZERO
+    clear_rows(out, den, i0, i1)
     for j0 in range(0, end, side):
         j1 = min(j0 + side, end)
         rows_by_columns(settings.sgemm, one.x[i0:i1], one.y[j0:j1], tile, side)
@@ -164,10 +178,7 @@ def _forward_rows(settings, one, i0, i1, tile, found, out, den):
             _weigh(t, settings.sign, one.unit, one.eps)
             den[i] += sum_of(t)
         add_times(settings.sgemm, tile, side, one.v[j0:j1], out.shape[1], out[i0:i1])
-    for i in range(i0, i1):
-        if den[i] != ZERO:
-            for k in range(out.shape[1]):
-                out[i, k] /= den[i]
+    divide_rows(out, den, i0, i1)
 
 
 @jit
