@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -109,7 +111,7 @@ def test_without_reworking_no_weight_is_negative(calls):
     q = 100 + normal(1, 40, 6).float()
     g = hs.TokenMetric(torch.ones(1, 40), torch.zeros(1, 40, 6, 1))
     out, lse = metric_attention(q, q, torch.ones(1, 40, 2), g, g, eps=1e-3, precision="fast", return_lse=True)
-    assert calls and lse.isfinite().all()
+    assert calls and (lse <= math.log(40 / 1e-3) + 1e-5).all()
     torch.testing.assert_close(out, torch.ones_like(out))
 
 

@@ -79,7 +79,7 @@ def dot(a, b):
 
 
 @sum_jit
-def _difference2(x, y):
+def difference2(x, y):
     """|x - y|^2 in float64."""
     total = 0.0
     for f in range(x.shape[0]):
@@ -108,7 +108,7 @@ def _rework(one, t, i, first, found):
         size = one.rx[i] * one.w[at] + one.cx[i] * one.n[at]
         if not t[j] + one.offset >= one.theta * size:
             scale = np.float64(one.cx[i]) * np.float64(one.w[at])
-            t[j] = np.float32(_difference2(one.x[i], one.y[at]) * scale)
+            t[j] = np.float32(difference2(one.x[i], one.y[at]) * scale)
             found[count] = j
             count += 1
     return count

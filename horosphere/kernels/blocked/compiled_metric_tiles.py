@@ -14,6 +14,7 @@ from horosphere.kernels.blocked.compiled_attention_tiles import (
     TINY,
     ZERO,
     clear_rows,
+    difference2,
     divide_rows,
     fill,
     jit,
@@ -62,16 +63,6 @@ class Entry(NamedTuple):
 
 
 @sum_jit
-def _difference2(x, y):
-    """|x - y|^2 in float64."""
-    total = 0.0
-    for f in range(x.shape[0]):
-        delta = np.float64(x[f]) - np.float64(y[f])
-        total += delta * delta
-    return total
-
-
-@sum_jit
 def _along2(u, x, y):
     """(u^T (x - y))^2 in float64; u has one number more."""
     total = 0.0
@@ -116,7 +107,7 @@ def _rework(one, query, key, z, i, first):
             for r in range(key.shape[0]):
                 along += _along2(key[r, at], one.q[i], one.k[at])
             scale = np.float64(one.rows_scale[i]) + np.float64(one.columns_scale[at])
-            d2 = scale * _difference2(one.q[i], one.k[at]) + np.float64(one.share) * along
+            d2 = scale * difference2(one.q[i], one.k[at]) + np.float64(one.share) * along
             z[j] = np.float32(d2 + np.float64(one.eps))
 
 
