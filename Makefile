@@ -24,6 +24,7 @@ evidence: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

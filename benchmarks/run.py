@@ -124,7 +124,7 @@ def nearest_tables(options: argparse.Namespace) -> list[Table]:
 
 OPERATIONS = {
     "attention": Operation(
-        ["tests/kernels/test_attention.py", "tests/kernels/test_attention_blocked.py"], attention_tables
+        ["tests/kernels/test_attention.py", "tests/kernels/test_attention_tiled.py"], attention_tables
     ),
     "distance": Operation(["tests/kernels/test_sqdist.py", "tests/kernels/test_compiled.py"], distance_tables),
     "nearest": Operation(["tests/kernels/test_nearest.py"], nearest_tables),

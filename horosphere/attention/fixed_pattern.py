@@ -27,9 +27,9 @@ from horosphere.attention.inverse import (
     safe_divide,
 )
 from horosphere.kernels import pattern as sums
+from horosphere.kernels.chord.product_form import arc2, left, right, size
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.pattern import Pattern, keys_of
-from horosphere.kernels.product_form import arc2, left, right, size
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords

@@ -59,7 +59,7 @@ def metric_attention(
         precision: "auto" works pairs whose ``d^2 + eps`` the matrix products may miss by more than 5e-4 of itself
             (float64 points: 1e-11) from differences; "fast" leaves them; "exact" works all distances in float64, row
             block by row block.
-        impl: "auto", "reference", "blocked" or "triton", as in :func:`horosphere.cdist`.
+        impl: "auto", "reference", "tiled" or "triton", as in :func:`horosphere.cdist`.
 
     Returns:
         (..., H, N, Dv) in the type of the value; with return_lse also lse. Gradients flow to query, key, value, both
@@ -133,15 +133,15 @@ def _check_turn(args: Arguments, turn: Turn, value_manifold: geoopt.Manifold | N
 
 
 def _chosen(impl: str, args: Arguments, precision: str, turn: Turn | None) -> str:
-    """ "reference", "blocked", or "rows": blocks of rows of the matrix."""
+    """ "reference", "tiled", or "rows": blocks of rows of the matrix."""
     chosen = dispatch.choose(impl, args.query.device, args.query.dtype, dispatch.SMALL)
     if precision == "exact" or turn is not None:
-        if impl in ("blocked", "triton"):
+        if impl in ("tiled", "triton"):
             why = "precision='exact'" if precision == "exact" else "a turn"
             raise ValueError(f"impl={impl!r} has no place for {why}, which works in blocks of rows: impl='auto'")
         return "rows"
     if torch._C._are_functorch_transforms_active():
-        if impl in ("blocked", "triton"):
+        if impl in ("tiled", "triton"):
             raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
         return "reference"
     return chosen

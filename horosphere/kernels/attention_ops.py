@@ -13,13 +13,13 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels import dispatch
-from horosphere.kernels.blocked.attention import attention as blocked_attention
-from horosphere.kernels.blocked.attention_backward import attention_backward as blocked_attention_backward
-from horosphere.kernels.blocked.augment import kappa_entries
-from horosphere.kernels.blocked.chord_scores import ChordScores
+from horosphere.kernels.chord.augment import kappa_entries
+from horosphere.kernels.chord.parts import Part, batch_of, dtype_of, pack, unpack
 from horosphere.kernels.ops import without_autocast
-from horosphere.kernels.parts import Part, batch_of, dtype_of, pack, unpack
 from horosphere.kernels.reference.attention import attention as reference_attention
+from horosphere.kernels.tiled.attention import attention as tiled_attention
+from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
+from horosphere.kernels.tiled.chord_scores import ChordScores
 
 WEIGHTS = ("inverse", "softmax", "gaussian")
 
@@ -55,7 +55,7 @@ def attention(
         dropout_p: probability with which a normalised weight is dropped, the others divided by 1 - dropout_p.
         seed: () int64, wanted where dropout_p > 0; equal seeds drop equal weights in every impl.
         resolve: work pairs that the product form does not resolve from differences.
-        impl: "auto", "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
+        impl: "auto", "reference", "tiled" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
 
     Returns:
         out (..., N, Dv) and lse (..., N), the logarithm of the denominator, both differentiable, in float32 or float64.
@@ -80,7 +80,7 @@ def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
 def _chosen(impl: str, xs: Sequence, ys: Sequence, value: Tensor) -> str:
     x, y = xs[0].features, ys[0].features
     if torch._C._are_functorch_transforms_active():
-        if impl in ("blocked", "triton"):
+        if impl in ("tiled", "triton"):
             raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
         return "reference"
     entries = dispatch.SMALL if torch.compiler.is_compiling() else x.shape[:-1].numel() * y.shape[-2]
@@ -117,7 +117,7 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
             from horosphere.kernels.triton.attention import attention as triton_attention
 
             return triton_attention(parts, batch, dtype, *inputs, resolve)
-        return blocked_attention(ChordScores(parts, batch, dtype, resolve=resolve), *inputs)
+        return tiled_attention(ChordScores(parts, batch, dtype, resolve=resolve), *inputs)
 
 
 @torch.library.register_fake("horosphere::attention")
@@ -147,7 +147,7 @@ def _(
             )
         else:
             scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
-            dvalue, *drates, dbias = blocked_attention_backward(scores, *inputs, *results)
+            dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
             points = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)

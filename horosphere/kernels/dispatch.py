@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-IMPLS = ("auto", "reference", "blocked", "triton")
+IMPLS = ("auto", "reference", "tiled", "triton")
 # Entries of the matrix below which the plain form is at least as fast on a CPU as blocks are.
 SMALL = 2**15
 TRITON_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -20,7 +20,7 @@ def check_name(impl: str) -> None:
 
 
 def choose(impl: str, device: torch.device, dtype: torch.dtype, entries: int) -> str:
-    """ "reference", "blocked" or "triton": every kernel has the three forms.
+    """ "reference", "tiled" or "triton": every kernel has the three forms.
 
     Raises ValueError where ``impl`` is unknown, or was asked for by name and cannot serve: it is never swapped.
     """
@@ -32,8 +32,8 @@ def choose(impl: str, device: torch.device, dtype: torch.dtype, entries: int) ->
     if impl != "auto":
         return impl
     if device.type == "cpu":
-        return "reference" if entries < SMALL else "blocked"
-    return "blocked" if _no_triton(device, dtype) else "triton"
+        return "reference" if entries < SMALL else "tiled"
+    return "tiled" if _no_triton(device, dtype) else "triton"
 
 
 def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:

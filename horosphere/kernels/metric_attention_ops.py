@@ -8,14 +8,14 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.kernels import metric_ops
 from horosphere.kernels.attention_ops import as_scalar
-from horosphere.kernels.blocked.attention import attention as blocked_attention
-from horosphere.kernels.blocked.attention_backward import attention_backward as blocked_attention_backward
-from horosphere.kernels.blocked.augment import kappa_entries
-from horosphere.kernels.blocked.metric_scores import MetricScores
+from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.dropout import keep_mask
-from horosphere.kernels.fibres import Fibres, fibres_of
+from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference.attention import weights
+from horosphere.kernels.tiled.attention import attention as tiled_attention
+from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
+from horosphere.kernels.tiled.metric_scores import MetricScores
 
 
 def metric_attention(
@@ -36,7 +36,7 @@ def metric_attention(
 
     Args:
         f: queries, keys and their metrics; batch dimensions broadcast with those of the value.
-        impl: "reference", "blocked" or "triton".
+        impl: "reference", "tiled" or "triton".
         all others: as in :func:`horosphere.kernels.attention_ops.attention`.
     """
     eps, power = as_scalar(eps, value), as_scalar(power, value)
@@ -89,7 +89,7 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
 
             return triton_attention(f, batch, dtype, value, *rates, bias, causal, weight, dropout_p, seed, resolve)
         scores = MetricScores(f, batch, dtype, resolve=resolve)
-        return blocked_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
+        return tiled_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
 
 
 @torch.library.register_fake("horosphere::metric_attention")
@@ -117,7 +117,7 @@ def _(
             fibres, dvalue, *drates, dbias = triton_attention_backward(f, batch, dtype, *inputs, resolve, *results)
         else:
             scores = MetricScores(f, batch, dtype, resolve=resolve)
-            dvalue, *drates, dbias = blocked_attention_backward(scores, *inputs, *results)
+            dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
             fibres = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)

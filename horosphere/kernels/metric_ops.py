@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.blocked.metric_sqdist import sqdist as blocked_sqdist
-from horosphere.kernels.blocked.metric_sqdist import sqdist_backward as blocked_sqdist_backward
-from horosphere.kernels.fibres import Fibres, fibres_of
+from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference import metric_sqdist as reference
+from horosphere.kernels.tiled.metric_sqdist import sqdist as tiled_sqdist
+from horosphere.kernels.tiled.metric_sqdist import sqdist_backward as tiled_sqdist_backward
 
 
 def metric_sqdist(f: Fibres, *, resolve: bool, impl: str) -> Tensor:
@@ -20,7 +20,7 @@ def metric_sqdist(f: Fibres, *, resolve: bool, impl: str) -> Tensor:
         f: points and metrics.
         resolve: work in float64 and pairs that even this does not resolve from differences; else products run in the
             tensors' own type.
-        impl: "reference", "blocked" or "triton".
+        impl: "reference", "tiled" or "triton".
     """
     if impl == "reference":
         return reference.sqdist(f, torch.float64 if resolve else f.dtype).to(f.dtype)
@@ -48,7 +48,7 @@ def _(tensors, end, resolve, impl):
             from horosphere.kernels.triton.metric import sqdist as triton_sqdist
 
             return triton_sqdist(f, *_work(f, resolve))
-        return blocked_sqdist(f, *_work(f, resolve))
+        return tiled_sqdist(f, *_work(f, resolve))
 
 
 @torch.library.register_fake("horosphere::metric_sqdist")
@@ -72,7 +72,7 @@ def _(grad, tensors, end, resolve, impl):
             from horosphere.kernels.triton.metric import sqdist_backward as triton_sqdist_backward
 
             return triton_sqdist_backward(grad, f, _work(f, resolve)[0])
-        return blocked_sqdist_backward(grad, f, _work(f, resolve)[0])
+        return tiled_sqdist_backward(grad, f, _work(f, resolve)[0])
 
 
 @torch.library.register_fake("horosphere::metric_sqdist_backward")

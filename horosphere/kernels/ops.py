@@ -1,9 +1,9 @@
 """Distance kernels as torch custom operators, and the functions that callers use.
 
 A chord is any tuple (features, weight, time_dims, kappa), see horosphere.manifolds.Chord. Operators take chords packed
-into flat lists (:func:`horosphere.kernels.parts.pack`), so that one tensor may appear several times and torch.compile
-sees one node. They are made by ``define`` and ``impl`` rather than by ``custom_op``, whose first call imports torch's
-compiler: a second.
+into flat lists (:func:`horosphere.kernels.chord.parts.pack`), so that one tensor may appear several times and
+torch.compile sees one node. They are made by ``define`` and ``impl`` rather than by ``custom_op``, whose first call
+imports torch's compiler: a second.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels import fused
-from horosphere.kernels.blocked import compiled
-from horosphere.kernels.blocked.nearest import nearest as blocked_nearest
-from horosphere.kernels.blocked.sqdist import sqdist as blocked_sqdist
-from horosphere.kernels.blocked.sqdist_backward import sqdist_backward as blocked_sqdist_backward
-from horosphere.kernels.parts import batch_of, dtype_of, pack, unpack
+from horosphere.kernels.chord import fused
+from horosphere.kernels.chord.parts import batch_of, dtype_of, pack, unpack
+from horosphere.kernels.numba import sqdist as compiled
 from horosphere.kernels.reference import sqdist as reference
 from horosphere.kernels.reference.nearest import nearest as reference_nearest
+from horosphere.kernels.tiled.nearest import nearest as tiled_nearest
+from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
+from horosphere.kernels.tiled.sqdist_backward import sqdist_backward as tiled_sqdist_backward
 
 
 def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: str) -> tuple[Tensor, Tensor | None]:
@@ -33,7 +33,7 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
         squared: return squares.
         resolve: also return which pairs the product form does not resolve, by the rule of the reference (never fewer);
             the caller replaces their entries by values of its own.
-        impl: "reference", "blocked" or "triton", see :func:`horosphere.kernels.dispatch.choose`; "fused", the plain
+        impl: "reference", "tiled" or "triton", see :func:`horosphere.kernels.dispatch.choose`; "fused", the plain
             form for the caller's own compilation.
 
     Returns:
@@ -43,7 +43,7 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
         parts = unpack(*pack(xs, ys))
         entries = batch_of(parts).numel() * parts[0].x.shape[-2] * parts[0].y.shape[-2]
         if compiled.may_serve(parts, parts[0].x.device, dtype_of(parts), entries):
-            impl = "blocked"  # one pass already, with a better logarithm than a compiler finds
+            impl = "tiled"  # one pass already, with a better logarithm than a compiler finds
         elif fused.can_serve(xs):
             return fused.sqdist(xs, ys, squared), None
     if impl in ("reference", "fused"):
@@ -60,7 +60,7 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
     Args:
         xs, ys: chord parts as in :func:`sqdist`.
         k: 1 <= k <= M.
-        impl: "reference", "blocked" or "triton".
+        impl: "reference", "tiled" or "triton".
 
     Returns:
         the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last
@@ -95,7 +95,7 @@ def _(tensors, time_dims, weighted, squared, resolve, impl):
             from horosphere.kernels.triton.sqdist import sqdist as triton_sqdist
 
             return triton_sqdist(parts, squared, resolve)
-        return blocked_sqdist(parts, squared, resolve)
+        return tiled_sqdist(parts, squared, resolve)
 
 
 @torch.library.register_fake("horosphere::sqdist")
@@ -124,7 +124,7 @@ def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
             from horosphere.kernels.triton.sqdist import sqdist_backward as triton_sqdist_backward
 
             return triton_sqdist_backward(grad, parts, squared, curvature)
-        return blocked_sqdist_backward(grad, parts, squared, curvature)
+        return tiled_sqdist_backward(grad, parts, squared, curvature)
 
 
 @torch.library.register_fake("horosphere::sqdist_backward")
@@ -148,7 +148,7 @@ def _(tensors, time_dims, weighted, k, impl):
             from horosphere.kernels.triton.nearest import nearest as triton_nearest
 
             return triton_nearest(parts, k)
-        return blocked_nearest(parts, k)
+        return tiled_nearest(parts, k)
 
 
 @torch.library.register_fake("horosphere::nearest")

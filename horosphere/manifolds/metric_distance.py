@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels import dispatch, metric_ops
-from horosphere.kernels.fibres import ENDS, Fibres
+from horosphere.kernels.low_rank.fibres import ENDS, Fibres
 from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds.pairwise import PRECISIONS
@@ -44,7 +44,7 @@ def metric_sqdist(
         end: whose metric measures.
         precision: "auto" and "exact" work in float64, and pairs near coincidence from differences: relative error of
             d^2 at most 2e-5 (float32 points) or 2e-12 (float64). "fast" multiplies matrices in the points' own type.
-        impl: "auto", "reference", "blocked" or "triton", as in :func:`horosphere.cdist`.
+        impl: "auto", "reference", "tiled" or "triton", as in :func:`horosphere.cdist`.
 
     Returns:
         (..., N, M) in the points' type. Gradients flow to q, k and the scales and factors of the metrics, twice if

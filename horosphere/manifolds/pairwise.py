@@ -56,7 +56,7 @@ def cdist(
             every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord u up
             to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64.
             Inside torch.compile "auto" is "fast".
-        impl: "auto" chooses by device, type and shape; "reference" is the plain formula, "blocked" works in
+        impl: "auto" chooses by device, type and shape; "reference" is the plain formula, "tiled" works in
             cache-sized tiles on any device, "triton" is a GPU kernel. One asked for by name is used or refused.
 
     Returns:
@@ -123,7 +123,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
     n, m = x.shape[-2], y.shape[-2]
     parts_x = chords(manifold, x) if precision != "exact" else None
     if parts_x is None or torch._C._are_functorch_transforms_active():
-        if impl in ("blocked", "triton"):
+        if impl in ("tiled", "triton"):
             raise ValueError(f"impl={impl!r} serves chords in product form, not this call: use impl='auto'")
         rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
@@ -191,7 +191,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     transforms = torch._C._are_functorch_transforms_active()
     # which pairs are near depends on the data, and vmap forbids to ask
     if parts_x is None or (transforms and precision == "auto"):
-        if impl in ("blocked", "triton"):
+        if impl in ("tiled", "triton"):
             why = (
                 "precision='exact'"
                 if precision == "exact"
@@ -204,7 +204,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     parts_y = parts_x if y is x else chords(manifold, y)
     compiling = torch.compiler.is_compiling()
     if transforms or compiling:
-        if transforms and impl in ("blocked", "triton"):
+        if transforms and impl in ("tiled", "triton"):
             raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
         plain = "fused" if compiling else "reference"  # the user's own compilation fuses it
         chosen = plain if impl == "auto" else impl

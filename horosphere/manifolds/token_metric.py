@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from horosphere.kernels import low_rank_ops
-from horosphere.kernels.low_rank import Spectrum
+from horosphere.kernels.low_rank import operators as low_rank_ops
+from horosphere.kernels.low_rank.algebra import Spectrum
 from horosphere.manifolds._float64 import as_points
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from horosphere.attention.connection import PairRotation, curvature, torsion, triangles
 from horosphere.attention.metric_attention import metric_attention
 from horosphere.diagnostics import effective_rank, rank_residual
-from horosphere.kernels.fibres import ENDS
+from horosphere.kernels.low_rank.fibres import ENDS
 from horosphere.manifolds import LowRankMetric, ManifoldParameter, TokenMetric
 from horosphere.models._io import load_model, save_model
 

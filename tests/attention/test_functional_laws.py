@@ -60,7 +60,7 @@ def test_weights_do_not_change_under_isometries(name, dtype, tolerance):
         torch.manual_seed(0)
         manifold, x, y = moved(name, 120)
     identity = torch.eye(120, dtype=dtype)
-    before, after = (geodesic_attention(p.to(dtype), p.to(dtype), identity, manifold, impl="blocked") for p in (x, y))
+    before, after = (geodesic_attention(p.to(dtype), p.to(dtype), identity, manifold, impl="tiled") for p in (x, y))
     assert (before - after).abs().max() <= tolerance
     assert (before - attention_weights(x, x, manifold).to(dtype)).abs().max() <= tolerance
 
@@ -68,12 +68,12 @@ def test_weights_do_not_change_under_isometries(name, dtype, tolerance):
 def test_flat_space_translation_and_scale():
     q, k, v = normal(2, 30, 5), normal(2, 40, 5, seed=1), normal(2, 40, 3, seed=2)
     flat = hs.Euclidean()
-    out = geodesic_attention(q, k, v, flat, eps=0.2, impl="blocked")
-    torch.testing.assert_close(geodesic_attention(q + 5, k + 5, v, flat, eps=0.2, impl="blocked"), out)
-    torch.testing.assert_close(geodesic_attention(3 * q, 3 * k, v, flat, eps=9 * 0.2, impl="blocked"), out)
+    out = geodesic_attention(q, k, v, flat, eps=0.2, impl="tiled")
+    torch.testing.assert_close(geodesic_attention(q + 5, k + 5, v, flat, eps=0.2, impl="tiled"), out)
+    torch.testing.assert_close(geodesic_attention(3 * q, 3 * k, v, flat, eps=9 * 0.2, impl="tiled"), out)
 
 
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 def test_a_query_finds_the_key_it_equals(impl):
     """The bound of the source, and less than 1e-3 in 64 dimensions; the product form alone is 3e-5 off in u there."""
     m, eps = 4096, 1e-6
@@ -104,7 +104,7 @@ def test_equal_tokens_take_no_harm(name):
     point = manifold.projx(0.3 * normal(6, seed=4).float())
     q, k = (point.expand(n, 6).clone().requires_grad_() for n in (300, 400))
     v = normal(400, 3).float().requires_grad_()
-    out = geodesic_attention(q, k, v, manifold, eps=1e-6, impl="blocked")
+    out = geodesic_attention(q, k, v, manifold, eps=1e-6, impl="tiled")
     torch.testing.assert_close(out, v.mean(0).expand(300, 3), rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad((out * normal(300, 3, seed=7).float()).sum(), (q, k, v))
     assert gradients[0].abs().max() < 1e-2 and gradients[1].abs().max() < 1e-2 and gradients[2].isfinite().all()
@@ -118,7 +118,7 @@ def test_gradients_of_keys_that_nearly_coincide(dtype):
     k = torch.cat(near)
     v, up = normal(200, 4, seed=2).to(dtype), normal(100, 4, seed=3)
     found = []
-    for impl, t in (("blocked", dtype), ("reference", torch.float64)):
+    for impl, t in (("tiled", dtype), ("reference", torch.float64)):
         leaves = [p.to(t).clone().requires_grad_() for p in (q, k, v)]
         out = geodesic_attention(*leaves, hs.Euclidean(), eps=1e-8, impl=impl)
         found.append(torch.autograd.grad(out, leaves, up.to(t)))
@@ -132,7 +132,7 @@ def test_points_at_the_rim_of_the_ball():
     x = normalize(normal(150, 3), dim=-1) * (1 - 10.0 ** -torch.linspace(1, 5, 150, dtype=torch.float64))[:, None]
     x = x.float()
     v = torch.eye(150)
-    found = geodesic_attention(x, x, v, ball, eps=0.1, impl="blocked")
+    found = geodesic_attention(x, x, v, ball, eps=0.1, impl="tiled")
     true = geodesic_attention(x.double(), x.double(), v.double(), ball, eps=0.1, precision="exact")
     assert (found.double() - true).abs().max() < 1e-4
 
@@ -140,7 +140,7 @@ def test_points_at_the_rim_of_the_ball():
 # Faults 46, 47, 48, 50, 51, 52, 56: what other tools do is told in the list of faults.
 def test_far_from_the_origin_near_keys_are_still_told_apart():
     x = torch.tensor([[1000.0, 0.0], [1000.01, 0.0], [1000.02, 0.0]])
-    w = geodesic_attention(x, x, torch.eye(3), hs.Euclidean(), eps=1e-4, impl="blocked")
+    w = geodesic_attention(x, x, torch.eye(3), hs.Euclidean(), eps=1e-4, impl="tiled")
     true = attention_weights(x.double(), x.double(), hs.Euclidean(), eps=1e-4)
     torch.testing.assert_close(w.double(), true, rtol=1e-4, atol=1e-6)
 
@@ -155,7 +155,7 @@ def test_half_precision_is_worked_in_float32(dtype, rows):
     assert all(g.dtype == dtype and g.isfinite().all() for g in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 @pytest.mark.parametrize("power", (1.0, 12.0))
 def test_a_row_with_every_key_masked_is_zero_and_passes_nothing_on(impl, power):
     q, k, v = (normal(n, 3, seed=n).requires_grad_() for n in (2, 5, 5))
@@ -167,7 +167,7 @@ def test_a_row_with_every_key_masked_is_zero_and_passes_nothing_on(impl, power):
         assert (dq[1] == 0).all() and all(g.isfinite().all() for g in (dq, dk, dv)) and dv.abs().sum() > 0
 
 
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 def test_learned_eps_power_and_curvature_by_finite_differences(impl):
     ball = hs.PoincareBall(-0.8, learnable=True)
     q, k, v = 0.5 * torch.tanh(normal(4, 3)), 0.5 * torch.tanh(normal(6, 3, seed=1)), normal(6, 2, seed=2)

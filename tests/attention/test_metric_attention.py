@@ -52,7 +52,7 @@ def same(found, true, leaves, tolerance=1e-9, seed=1):
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("impl", ("auto", "reference", "blocked"))
+@pytest.mark.parametrize("impl", ("auto", "reference", "tiled"))
 @pytest.mark.parametrize("weight, power", (("inverse", 1.0), ("inverse", 5.0), ("softmax", 2.0), ("gaussian", 0.3)))
 def test_value_and_every_gradient(end, impl, weight, power):
     leaves = [t.requires_grad_() for t in inputs()]
@@ -62,7 +62,7 @@ def test_value_and_every_gradient(end, impl, weight, power):
     same(lse, lse_true, leaves)
 
 
-@pytest.mark.parametrize("impl", ("auto", "reference", "blocked"))
+@pytest.mark.parametrize("impl", ("auto", "reference", "tiled"))
 @pytest.mark.parametrize("n, m, batch", ((700, 600, ()), (1, 1, (1,)), (130, 17, (5,))))
 def test_sizes(n, m, batch, impl):
     leaves = [t.requires_grad_() for t in inputs(batch, n, m, 3, 1)]

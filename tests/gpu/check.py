@@ -3,7 +3,7 @@
     python tests/gpu/check.py [--out FILE]
 
 Runs the Triton form of every case of tests/kernels/cases.py and its kin, forward and every gradient, against
-the reference in float64; the blocked form on the device; cdist and knn as a user calls them; attention twice, for equal
+the reference in float64; the tiled form on the device; cdist and knn as a user calls them; attention twice, for equal
 bits; then times the distance matrix beside the bare matrix product, nearest neighbours in both forms, and attention
 beside torch's own.
 """
@@ -104,8 +104,8 @@ def benchmark() -> list[str]:
         lines.append(f"{n:6d} {d:4d}  " + "  ".join(f"{t:.3f} ({t / times[0]:.1f})" for t in times))
     for n in (16384, 131072):
         x = ball.expmap0(torch.randn(n, 10, generator=torch.Generator().manual_seed(0)) * 0.25).cuda()
-        times = [milliseconds(lambda x=x, i=impl: hs.knn(x, x, ball, 10, impl=i)) for impl in ("triton", "blocked")]
-        lines.append(f"{n:6d}   10 nearest in 10 dimensions: triton {times[0]:.3f}, blocked {times[1]:.3f}")
+        times = [milliseconds(lambda x=x, i=impl: hs.knn(x, x, ball, 10, impl=i)) for impl in ("triton", "tiled")]
+        lines.append(f"{n:6d}   10 nearest in 10 dimensions: triton {times[0]:.3f}, tiled {times[1]:.3f}")
     lines.append(
         f"{'n':>6s} attention, 8 heads of 64: torch's  flat  ball, forward; torch's  flat  ball, with gradient"
     )
@@ -120,12 +120,12 @@ def benchmark() -> list[str]:
         times = [milliseconds(call) for call in calls]
         times += [milliseconds(lambda call=call, v=v: torch.autograd.grad(call().sum(), v)) for call in calls]
         lines.append(f"{n:6d}  " + "  ".join(f"{t:.3f} ({t / times[3 * (i > 2)]:.1f})" for i, t in enumerate(times)))
-    lines.append(f"{'n':>6s} the same with metrics of 4 columns, triton forward, with gradient, blocked; query, mean")
+    lines.append(f"{'n':>6s} the same with metrics of 4 columns, triton forward, with gradient, tiled; query, mean")
     for n in (1024, 4096):
         q, k, v = (torch.randn(8, n, 64, device="cuda", requires_grad=True) for _ in range(3))
         metric = hs.TokenMetric(torch.ones(8, n, device="cuda"), torch.randn(8, n, 64, 4, device="cuda"))
         times = []
-        for end, impl in itertools.product(("query", "mean"), ("triton", "blocked")):
+        for end, impl in itertools.product(("query", "mean"), ("triton", "tiled")):
 
             def call(end=end, impl=impl, tensors=(q, k, v, metric, metric)):
                 return hs.attention.metric_attention(*tensors, end=end, impl=impl)
@@ -139,7 +139,7 @@ def checks() -> dict[str, Callable[[], None]]:
     """Every check by its name."""
     of_cases = {
         f"{impl} {of.__name__} {c.name}": lambda c=c, i=impl, of=of: of.check(c, i, "cuda")
-        for impl in ("triton", "blocked")
+        for impl in ("triton", "tiled")
         for of in (cases, nearest_cases, attention_cases, metric_cases, metric_attention_cases)
         for c in of.CASES
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels import ops
-from horosphere.kernels.parts import Chord
+from horosphere.kernels.chord.parts import Chord
 
 # largest error of distances of resolved pairs, relative, and of gradients, relative to the largest entry
 TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-5, 3e-5), torch.bfloat16: (1e-5, 6e-3)}

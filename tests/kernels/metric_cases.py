@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels import metric_ops
-from horosphere.kernels.fibres import Fibres
+from horosphere.kernels.low_rank.fibres import Fibres
 
 # largest error of squared distances and of gradients, relative to the largest entry
 TOLERANCE = {torch.float64: (1e-11, 1e-11), torch.float32: (2e-6, 2e-5), torch.bfloat16: (2e-6, 1e-2)}

@@ -11,8 +11,8 @@ from tests.kernels import attention_cases
 
 
 @pytest.mark.parametrize("case", attention_cases.CASES, ids=lambda c: c.name)
-def test_blocked_is_the_reference(case):
-    attention_cases.check(case, "blocked")
+def test_tiled_is_the_reference(case):
+    attention_cases.check(case, "tiled")
 
 
 def test_an_impl_asked_for_by_name_is_used_or_refused():
@@ -21,6 +21,6 @@ def test_an_impl_asked_for_by_name_is_used_or_refused():
         hs.attention.geodesic_attention(x, x, x, hs.Euclidean(), impl="triton")
     gpu = torch.device("cuda")
     assert dispatch.choose("auto", gpu, torch.float32, 1) == (
-        "triton" if dispatch.importlib.util.find_spec("triton") else "blocked"
+        "triton" if dispatch.importlib.util.find_spec("triton") else "tiled"
     )
-    assert dispatch.choose("auto", gpu, torch.complex64, 1) == "blocked"
+    assert dispatch.choose("auto", gpu, torch.complex64, 1) == "tiled"

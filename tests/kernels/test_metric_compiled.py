@@ -10,7 +10,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 import horosphere as hs
 from horosphere.attention import metric_attention
-from horosphere.kernels.blocked import compiled_attention, compiled_metric
+from horosphere.kernels.numba import attention as compiled_attention
+from horosphere.kernels.numba import metric as compiled_metric
 from tests.kernels import metric_attention_cases
 
 
@@ -67,7 +68,7 @@ def errors(q, k, v, query, key, end, **arguments):
         t.float() if torch.is_tensor(t) else tuple(x.float() for x in t) for t in (q, k, v, query, key)
     )
     found = metric_attention(
-        *points, hs.TokenMetric(*query), hs.TokenMetric(*key), end=end, impl="blocked", return_lse=True, **arguments
+        *points, hs.TokenMetric(*query), hs.TokenMetric(*key), end=end, impl="tiled", return_lse=True, **arguments
     )
     wide = [t.double() for t in points]
     right = by_differences(*wide, *(tuple(x.double() for x in t) for t in (query, key)), end, **arguments)
@@ -76,7 +77,7 @@ def errors(q, k, v, query, key, end, **arguments):
 
 @pytest.mark.parametrize("case", metric_attention_cases.CASES, ids=lambda c: c.name)
 def test_the_loop_is_the_reference(case, calls):
-    metric_attention_cases.check(case, "blocked")
+    metric_attention_cases.check(case, "tiled")
     served = case.weight == "inverse" and case.power == 1.0 and not case.bias and not case.dropout_p
     assert bool(calls) == (served and case.points.dtype != torch.float64)
 
@@ -128,5 +129,5 @@ def test_points_that_are_no_numbers_spoil_their_rows_alone(calls):
     q, k, v = normal(20, 5).float(), normal(9, 5, seed=1).float(), normal(9, 4, seed=2).float()
     own, other = (hs.TokenMetric(*(t.float() for t in metric(n, dim=5, rank=2, seed=n))) for n in (20, 9))
     q[3] = torch.nan
-    out = metric_attention(q, k, v, own, other, eps=1e-2, impl="blocked")
+    out = metric_attention(q, k, v, own, other, eps=1e-2, impl="tiled")
     assert out[3].isnan().all() and out[torch.arange(20) != 3].isfinite().all()

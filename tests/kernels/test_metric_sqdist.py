@@ -35,7 +35,7 @@ def by_definition(q, k, sq, uq, sk, uk, end):
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("impl", ("auto", "reference", "blocked"))
+@pytest.mark.parametrize("impl", ("auto", "reference", "tiled"))
 def test_value_and_every_gradient(shape, end, impl):
     leaves = [t.requires_grad_() for t in inputs(*shape)]
     found, true = distance(*leaves, end=end, impl=impl), by_definition(*leaves, end)
@@ -126,7 +126,7 @@ def test_ranks():
 
 def test_second_derivatives():
     leaves = [t.requires_grad_() for t in inputs((), 3, 2, 2, 1)]
-    assert torch.autograd.gradgradcheck(lambda *t: distance(*t, impl="blocked"), leaves)
+    assert torch.autograd.gradgradcheck(lambda *t: distance(*t, impl="tiled"), leaves)
 
 
 def test_memory_is_that_of_the_matrix():

@@ -1,4 +1,4 @@
-"""Nearest neighbours: the blocked kernel against the plain one, and knn against a sort of all exact distances."""
+"""Nearest neighbours: the tiled kernel against the plain one, and knn against a sort of all exact distances."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import horosphere as hs
-from horosphere.kernels.blocked import nearest as blocked
+from horosphere.kernels.tiled import nearest as tiled
 from tests.kernels import nearest_cases
 from tests.manifolds import hard_pairs
 
 
-@pytest.mark.parametrize("block", (1000, blocked.CPU_BLOCK))
+@pytest.mark.parametrize("block", (1000, tiled.CPU_BLOCK))
 @pytest.mark.parametrize("case", nearest_cases.CASES, ids=lambda c: c.name)
-def test_blocked_is_the_reference(case, block, monkeypatch):
-    monkeypatch.setattr(blocked, "CPU_BLOCK", block)
-    nearest_cases.check(case, "blocked")
+def test_tiled_is_the_reference(case, block, monkeypatch):
+    monkeypatch.setattr(tiled, "CPU_BLOCK", block)
+    nearest_cases.check(case, "tiled")
 
 
 def ball(kappa=-1.0):
@@ -35,7 +35,7 @@ MANIFOLDS = (
 
 @pytest.mark.parametrize("make", MANIFOLDS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 def test_knn_is_a_sort_of_exact_distances(make, dtype, impl):
     manifold = make()
     size = manifold.n_elements if isinstance(manifold, hs.Product) else 4
@@ -55,14 +55,14 @@ def test_knn_of_hard_pairs(make):
     manifold = make()
     x, y = hard_pairs.stored(manifold, np.random.default_rng(0), 300, 3, torch.float32)
     true = hs.cdist(x.double(), y.double(), manifold, precision="exact")
-    found = hs.knn(x, y, manifold, 5, impl="blocked")
+    found = hs.knn(x, y, manifold, 5, impl="tiled")
     assert torch.equal(true.gather(-1, found.indices), true.sort(dim=-1).values[:, :5])
 
 
 def test_many_copies_of_one_point_come_in_order_of_index():
     x = torch.zeros(400, 3)
     x[200:] = 0.5
-    found = hs.knn(x, x, ball(), 6, impl="blocked").indices
+    found = hs.knn(x, x, ball(), 6, impl="tiled").indices
     assert (found[:200] == torch.arange(6)).all() and (found[200:] == 200 + torch.arange(6)).all()
 
 
@@ -70,7 +70,7 @@ def test_points_without_distance_come_last():
     x = ball().random(300, 2) * 0.5
     y = x.clone()
     y[5] = torch.tensor([1.5, 0.0])
-    found = hs.knn(x, y, ball(), 299, impl="blocked")
+    found = hs.knn(x, y, ball(), 299, impl="tiled")
     assert not (found.indices == 5).any() and found.distances.isfinite().all()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from horosphere.kernels.product_form import arc2
+from horosphere.kernels.chord.product_form import arc2
 from horosphere.kernels.reference.sqdist import arc2_of
 
 f64 = torch.float64

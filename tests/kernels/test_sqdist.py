@@ -1,4 +1,4 @@
-"""The blocked distance kernel against the reference, and what cdist makes of it."""
+"""The tiled distance kernel against the reference, and what cdist makes of it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import horosphere as hs
-from horosphere.kernels.blocked import pages, tiles
+from horosphere.kernels.tiled import huge_pages, tiles
 from tests.kernels import cases
 from tests.manifolds import hard_pairs
 
-BIG = (131, 300)  # over dispatch.SMALL entries, so that "auto" is the blocked form
+BIG = (131, 300)  # over dispatch.SMALL entries, so that "auto" is the tiled form
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
-def test_blocked_is_the_reference(case):
-    cases.check(case, "blocked")
+def test_tiled_is_the_reference(case):
+    cases.check(case, "tiled")
 
 
 @pytest.mark.parametrize("size", (1, 64, 4096))
@@ -26,7 +26,7 @@ def test_tiles_of_any_size_give_the_same(case, size, monkeypatch):
     monkeypatch.setattr(tiles, "CPU_TILE", size)
     monkeypatch.setattr(tiles, "GROUP", 16)
     monkeypatch.setattr(tiles, "COLUMNS", 40)
-    cases.check(case, "blocked")
+    cases.check(case, "tiled")
 
 
 @pytest.mark.parametrize("batch, rows, columns", ((1, 5, 7), (4, 3, 130), (2, 300, 1000), (0, 3, 3), (1, 1, 1)))
@@ -58,19 +58,19 @@ def test_auto_keeps_the_promise_on_hard_pairs(make, dtype):
     x, y = hard_pairs.stored(manifold, np.random.default_rng(0), 200, 3, dtype)
     true = hs.cdist(x.double(), y.double(), manifold, precision="exact")
     covered = hard_pairs.promised(manifold, x, y)
-    found = hs.cdist(x, y, manifold, impl="blocked")
+    found = hs.cdist(x, y, manifold, impl="tiled")
     error = ((found.double() - true).abs() / true.clamp(min=1e-300))[covered]
     assert error.max() <= (1e-5 if dtype == torch.float32 else 1e-11)
-    assert (hs.cdist(x, x.clone(), manifold, impl="blocked").diagonal() == 0).all()
+    assert (hs.cdist(x, x.clone(), manifold, impl="tiled").diagonal() == 0).all()
 
 
 def test_points_outside_of_the_ball_have_no_distance():
     x = hs.PoincareBall(-1.0).random(200, 2) * 0.5
     y = x.clone()
     y[3] = torch.tensor([1.5, 0.0])
-    d = hs.cdist(x, y, hs.PoincareBall(-1.0), impl="blocked")
+    d = hs.cdist(x, y, hs.PoincareBall(-1.0), impl="tiled")
     assert d[:, 3].isnan().all() and d[:, :3].isfinite().all()
-    assert hs.cdist(y, y, hs.PoincareBall(-1.0), impl="blocked")[3, 3].isnan()
+    assert hs.cdist(y, y, hs.PoincareBall(-1.0), impl="tiled")[3, 3].isnan()
 
 
 @pytest.mark.parametrize("squared", (False, True))
@@ -82,7 +82,7 @@ def test_second_derivatives_are_those_of_the_reference(squared, precision):
     if precision == "auto":  # in "fast" rounding decides whether equal points are apart, and so the slope of d there
         y[0] = x[0]
     found = []
-    for impl in ("blocked", "reference"):
+    for impl in ("tiled", "reference"):
         a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
         d = hs.cdist(a, b, manifold, squared=squared, precision=precision, impl=impl)
         first = torch.autograd.grad((d * d).sum(), (a, b, *manifold.parameters()), create_graph=True)
@@ -108,9 +108,9 @@ def test_an_impl_asked_for_by_name_is_used_or_refused():
     with pytest.raises(ValueError, match="it runs on GPUs"):
         hs.cdist(x, x, manifold, impl="triton")
     with pytest.raises(ValueError, match="precision='exact' works pair by pair"):
-        hs.cdist(x, x, manifold, precision="exact", impl="blocked")
+        hs.cdist(x, x, manifold, precision="exact", impl="tiled")
     with pytest.raises(ValueError, match=r"torch\.func"):
-        torch.func.vmap(lambda a: hs.cdist(a, a, manifold, precision="fast", impl="blocked"))(x[None])
+        torch.func.vmap(lambda a: hs.cdist(a, a, manifold, precision="fast", impl="tiled"))(x[None])
 
 
 def test_torch_func_takes_the_reference():
@@ -122,7 +122,7 @@ def test_torch_func_takes_the_reference():
     assert jacobian.shape == (4, 5, 4, 4) and jacobian.isfinite().all()
 
 
-@pytest.mark.parametrize("impl", ("auto", "blocked"))
+@pytest.mark.parametrize("impl", ("auto", "tiled"))
 def test_autocast_changes_nothing(impl):
     manifold = hs.PoincareBall(-1.0)
     x, y = (manifold.random(n, 4) * 0.5 for n in BIG)
@@ -146,7 +146,7 @@ def test_one_graph_with_x_against_itself_and_any_number_of_points():
     manifold = hs.PoincareBall(-1.0)
     plain = torch.compile(lambda a: hs.cdist(a, a, manifold), fullgraph=True, dynamic=True, backend="aot_eager")
     named = torch.compile(
-        lambda a: hs.cdist(a, a, manifold, impl="blocked"), fullgraph=True, dynamic=True, backend="aot_eager"
+        lambda a: hs.cdist(a, a, manifold, impl="tiled"), fullgraph=True, dynamic=True, backend="aot_eager"
     )
     for n in (40, 190):
         x = (manifold.random(n, 3, dtype=torch.float64) * 0.5).requires_grad_()
@@ -163,14 +163,14 @@ def test_one_graph_with_x_against_itself_and_any_number_of_points():
 def test_no_points(n, m):
     manifold = hs.Product((hs.PoincareBall(-1.0), 3), (hs.Sphere(1.0), 4))
     x, y = (torch.ones(2, k, 7).mul(0.1).requires_grad_() for k in (n, m))
-    out = hs.cdist(x, y, manifold, impl="blocked")
+    out = hs.cdist(x, y, manifold, impl="tiled")
     assert out.shape == (2, n, m)
     assert all(
         g.shape == t.shape and (g == 0).all()
         for g, t in zip(torch.autograd.grad(out.sum(), (x, y)), (x, y), strict=True)
     )
     if m:
-        assert hs.knn(x, y, manifold, 2, impl="blocked").indices.shape == (2, n, 2)
+        assert hs.knn(x, y, manifold, 2, impl="tiled").indices.shape == (2, n, 2)
 
 
 def test_backward_holds_tiles_beside_the_matrix():
@@ -185,11 +185,11 @@ def test_backward_holds_tiles_beside_the_matrix():
 
 @pytest.mark.parametrize("platform", ("linux", "win32"))
 def test_the_hint_for_large_pages_changes_no_value(platform, monkeypatch):
-    pages._madvise.cache_clear()
-    monkeypatch.setattr(pages.sys, "platform", platform)
+    huge_pages._madvise.cache_clear()
+    monkeypatch.setattr(huge_pages.sys, "platform", platform)
     try:
-        for size in (pages.SMALLEST // 4 + 1, 10):
-            t = pages.prefer_large(torch.empty(size)).fill_(1.5)
+        for size in (huge_pages.SMALLEST // 4 + 1, 10):
+            t = huge_pages.prefer_large(torch.empty(size)).fill_(1.5)
             assert (t == 1.5).all()
     finally:
-        pages._madvise.cache_clear()
+        huge_pages._madvise.cache_clear()

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import horosphere as hs
-from horosphere.kernels.blocked import nearest
+from horosphere.kernels.tiled import nearest
 from horosphere.manifolds import pairwise
 from horosphere.manifolds._geoopt import geoopt
 from tests.manifolds import oracle

@@ -59,7 +59,7 @@ def test_gradients_in_points_and_curvature(name, kind, dtype):
         y = manifold.projx((x.double() + step).to(dtype)).detach()
     # far out on the hyperboloid a near pair leaves 8 of 16 digits of the derivative
     limit = 5e-6 if dtype == F32 else 1e-8 if kind == "hard" else 1e-11
-    for precision, impl in (("auto", "reference"), ("auto", "blocked"), ("exact", "auto")):
+    for precision, impl in (("auto", "reference"), ("auto", "tiled"), ("exact", "auto")):
 
         def matrix(a, b, p=precision, i=impl):
             return hs.cdist(a[None], b[None], manifold, precision=p, impl=i)
@@ -88,7 +88,7 @@ def test_keys_close_together_keep_their_gradient():
         return torch.autograd.grad(d.diagonal().sum(), a)[0].double()
 
     true = 2 * (x.double() - y.double())
-    for precision, impl in (("auto", "reference"), ("auto", "blocked"), ("exact", "auto")):
+    for precision, impl in (("auto", "reference"), ("auto", "tiled"), ("exact", "auto")):
         assert ((gradient(x, precision, impl) - true).norm(dim=-1) / true.norm(dim=-1)).max() < 1e-6
     assert ((gradient(x, "fast") - true).norm(dim=-1) / true.norm(dim=-1)).max() > 1e-4
 

@@ -374,7 +374,7 @@ def test_both_engines_agree(name, precision):
         second = torch.autograd.grad(sum((g**2).sum() for g in first), inputs)
         return (d, *first, *second)
 
-    for a, b in zip(everything("blocked"), everything("reference"), strict=True):
+    for a, b in zip(everything("tiled"), everything("reference"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -382,10 +382,10 @@ def test_an_engine_is_used_or_refused():
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match="impl must be one of"):
         hs.cdist(x, x, hs.Euclidean(), impl="fastest")
-    with pytest.raises(ValueError, match=r"impl='blocked'.*use impl='auto'"):
-        hs.cdist(x, x, hs.Euclidean(), precision="exact", impl="blocked")
-    with pytest.raises(ValueError, match=r"impl='blocked'.*dist alone"):
-        hs.cdist(x, x, Taxicab(), impl="blocked")
+    with pytest.raises(ValueError, match=r"impl='tiled'.*use impl='auto'"):
+        hs.cdist(x, x, hs.Euclidean(), precision="exact", impl="tiled")
+    with pytest.raises(ValueError, match=r"impl='tiled'.*dist alone"):
+        hs.cdist(x, x, Taxicab(), impl="tiled")
 
 
 @every_manifold

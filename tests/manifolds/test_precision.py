@@ -24,7 +24,7 @@ from tests.manifolds import hard_pairs, oracle
 
 DTYPES = (torch.float32, torch.float64)
 ROWS = 12
-ENGINES = (("auto", "reference"), ("auto", "blocked"), ("exact", "auto"))
+ENGINES = (("auto", "reference"), ("auto", "tiled"), ("exact", "auto"))
 examples = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -226,7 +226,7 @@ def points_of_all_sizes(n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n", (300, 1100))  # from a million entries on distances come from one pass over the matrix
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 def test_close_and_far_points_among_others(n, impl):
     x = points_of_all_sizes(n)
     true = torch.linalg.vector_norm(x.double().unsqueeze(1) - x.double(), dim=-1)
@@ -249,7 +249,7 @@ def test_gradients_of_close_and_far_points(precision, impl):
     torch.testing.assert_close(found.double(), true, rtol=0, atol=2e-5 * float(true.abs().max()))
 
 
-@pytest.mark.parametrize("impl", ("reference", "blocked"))
+@pytest.mark.parametrize("impl", ("reference", "tiled"))
 def test_the_nearest_point_may_be_the_only_one_whose_square_is_too_large(impl):
     x = torch.tensor([[4e18, 0.0]])
     y = torch.stack((torch.linspace(-1e18, -2e18, 40), torch.zeros(40)), -1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import horosphere as hs
-from horosphere.kernels import low_rank
+from horosphere.kernels.low_rank import algebra as low_rank
 
 POWERS = {"solve": -1, "sqrt_matmul": 0.5, "inv_sqrt_matmul": -0.5}
 RATIOS = (1e-6, 1e-3, 1.0, 300.0, 1e4, 1e6)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.fibres import Fibres
+from horosphere.kernels.low_rank.fibres import Fibres
 
 
 def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:

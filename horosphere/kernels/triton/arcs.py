@@ -1,7 +1,7 @@
 """Scalar functions of the distance kernels, written from sqrt, log and series, so that no driver library is needed.
 
 phi(t) is arcosh(1 + t), arccos(1 - t) or sqrt(t), the distance in units of 1/sqrt|kappa|; see
-horosphere.kernels.blocked.arcs.
+horosphere.kernels.chord.arcs.
 """
 
 from __future__ import annotations

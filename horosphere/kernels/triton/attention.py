@@ -10,10 +10,10 @@ import triton
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.blocked.augment import augment, flat, kappa_entries, minkowski, valid_weight
-from horosphere.kernels.blocked.near import with_own_time
+from horosphere.kernels.chord.augment import augment, flat, kappa_entries, minkowski, valid_weight
+from horosphere.kernels.chord.parts import Part
 from horosphere.kernels.dropout import row_keys
-from horosphere.kernels.parts import Part
+from horosphere.kernels.tiled.near import with_own_time
 from horosphere.kernels.triton import attention_backward_kernels, attention_kernels
 from horosphere.kernels.triton.backward import Given, Sums, places
 
@@ -171,7 +171,7 @@ def attention(
     seed: Tensor | None,
     resolve: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As horosphere.kernels.blocked.attention.attention; eps and power (B,) in float64."""
+    """As horosphere.kernels.tiled.attention.attention; eps and power (B,) in float64."""
     points = Points(parts, batch, dtype)
     masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
     values = flat(value, batch, 2).to(dtype).contiguous()
@@ -229,7 +229,7 @@ def attention_backward(
     wanted: tuple[bool, bool, bool],
     curvature: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of the packed points, value, eps (B,), power (B,) and bias; ``wanted`` as in the blocked form."""
+    """Gradients of the packed points, value, eps (B,), power (B,) and bias; ``wanted`` as in the tiled form."""
     points = Points(parts, batch, dtype)
     masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
     given = Given(batch, dtype, value, out, lse, dout, dlse, masking.gain)

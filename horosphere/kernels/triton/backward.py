@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from horosphere.kernels.blocked.augment import flat
+from horosphere.kernels.chord.augment import flat
 
 
 class Given:

@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from horosphere.kernels.blocked.metric_tiles import MetricTiles, Side
-from horosphere.kernels.fibres import Fibres
+from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.tiled.metric_tiles import MetricTiles, Side
 from horosphere.kernels.triton import metric_kernels as kernels
 from horosphere.kernels.triton.attention import backend, precision_of
 
@@ -70,7 +70,7 @@ class Tokens:
 
 
 def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
-    """As horosphere.kernels.blocked.metric_sqdist.sqdist. Holds two more matrices where there is a tolerance."""
+    """As horosphere.kernels.tiled.metric_sqdist.sqdist. Holds two more matrices where there is a tolerance."""
     batch, n, m = f.batch, f.q.shape[-2], f.k.shape[-2]
     made = MetricTiles(f, batch, dtype, tolerance)
     out = torch.empty(batch.numel(), n, m, dtype=dtype, device=f.q.device)
@@ -87,7 +87,7 @@ def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
 
 
 def sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]:
-    """As horosphere.kernels.blocked.metric_sqdist.sqdist_backward."""
+    """As horosphere.kernels.tiled.metric_sqdist.sqdist_backward."""
     n, m = f.q.shape[-2], f.k.shape[-2]
     tokens = Tokens(MetricTiles(f, f.batch, dtype, None))
     upper = grad.reshape(f.batch.numel(), n, m).to(dtype).contiguous()

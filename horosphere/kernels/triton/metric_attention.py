@@ -7,9 +7,9 @@ import triton
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.blocked.augment import flat
-from horosphere.kernels.blocked.metric_tiles import MetricTiles
-from horosphere.kernels.fibres import Fibres
+from horosphere.kernels.chord.augment import flat
+from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.tiled.metric_tiles import MetricTiles
 from horosphere.kernels.triton import metric_attention_backward_kernels, metric_attention_kernels
 from horosphere.kernels.triton.attention import Masking, backend, columns_of, rates_of
 from horosphere.kernels.triton.attention import options_for as attention_options
@@ -91,7 +91,7 @@ def attention_backward(
     dlse: Tensor,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of the fibres' tensors, value, eps (B,), power (B,) and bias; ``wanted`` as in the blocked form."""
+    """Gradients of the fibres' tensors, value, eps (B,), power (B,) and bias; ``wanted`` as in the tiled form."""
     tokens = Resolving(f, batch, dtype, resolve)
     masking = Masking(bias, causal, dropout_p, seed, weight, batch, tokens.n, value.device)
     given = Given(batch, dtype, value, out, lse, dout, dlse, masking.gain)

@@ -8,10 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from horosphere.kernels.blocked.augment import augment, flat, without_far
-from horosphere.kernels.blocked.sqdist import runs
-from horosphere.kernels.blocked.sqdist_backward import per_point
-from horosphere.kernels.parts import Part, batch_of, dtype_of
+from horosphere.kernels.chord.augment import augment, flat, without_far
+from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
+from horosphere.kernels.tiled.sqdist import runs
+from horosphere.kernels.tiled.sqdist_backward import per_point
 from horosphere.kernels.triton import sqdist_kernels as kernels
 
 # Rows and columns of a tile.
@@ -26,7 +26,7 @@ def options_for(dtype: torch.dtype) -> dict:
 
 
 def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
-    """As horosphere.kernels.blocked.sqdist.sqdist. Products hold one more matrix where ``resolve``."""
+    """As horosphere.kernels.tiled.sqdist.sqdist. Products hold one more matrix where ``resolve``."""
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     several = len(parts) > 1
@@ -64,7 +64,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
 
 
 def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvature: bool) -> list[Tensor]:
-    """As horosphere.kernels.blocked.sqdist_backward.sqdist_backward. Products of distances hold two more matrices."""
+    """As horosphere.kernels.tiled.sqdist_backward.sqdist_backward. Products of distances hold two more matrices."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     n, m = grad.shape[-2:]
     made = [without_far(augment(p, batch, dtype)) for p in parts]

@@ -1,4 +1,4 @@
-"""Distance matrices and their gradient as Triton kernels over augmented features (horosphere.kernels.blocked.augment).
+"""Distance matrices and their gradient as Triton kernels over augmented features (horosphere.kernels.chord.augment).
 
 Features come transposed, (B, K, N), so that a block of rows is read in one stretch. Addresses are 64-bit.
 """

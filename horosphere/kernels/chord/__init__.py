@@ -1,0 +1,1 @@
+"""Chord parts: augmented features, arcs, and the packed lists that operators take."""

@@ -1,0 +1,1 @@
+"""Low-rank metrics: their algebra, and points whose metrics differ from token to token."""

@@ -1,0 +1,154 @@
+"""Attention of a group of batch entries in loops compiled by numba, for long enough float32 sequences on CPUs.
+
+The loops of torch operations make seven passes over a tile forward and fourteen backward, and what they spend between
+them is as much again. Here a thread takes a head, or some rows of one; tiles stay in its cache; from one product to the
+next it makes a pass that adds norms to products, weighs, looks for unresolved pairs and sums. Pairs found are worked
+from differences, with their gradients. Threads and products are torch's, see :mod:`horosphere.kernels.numba.libtorch`.
+
+Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, with or without a causal border.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.chord import arcs
+from horosphere.kernels.numba.libtorch import native
+from horosphere.kernels.tiled.near import Near
+from horosphere.kernels.tiled.weights import Weighing
+
+if TYPE_CHECKING:
+    from horosphere.kernels.tiled.chord_scores import ChordScores
+    from horosphere.kernels.tiled.metric_scores import MetricScores
+
+# Entries of the matrices from which on the first call's import of numba and compilation, some seconds, may be worth it.
+LEAST = 2**20
+# Rows and columns of a tile: with two of them and the operands a thread stays within a second-level cache of 2 MiB. Of
+# half as many rows where a causal border cuts through tiles.
+HEIGHT, SIDE = 256, 512
+# More columns than any sequence has.
+ALL = 2**40
+
+
+def may_serve(
+    scores: ChordScores, value: Tensor, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float
+) -> bool:
+    """Whether entries of such a call are served, as far as that can be said without looking at the points."""
+    parts = getattr(scores, "parts", ())
+    return (
+        len(parts) == 1
+        and not parts[0].time_dims
+        and not scores.curvature
+        and parts[0].x.shape[-1] > 0
+        and served_call(scores, value, weight, power, bias, dropout_p)
+    )
+
+
+def served_call(
+    scores: ChordScores | MetricScores,
+    value: Tensor,
+    weight: str,
+    power: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+) -> bool:
+    """What every compiled loop asks for, whatever measures distances."""
+    return (
+        scores.device.type == "cpu"
+        and scores.dtype == torch.float32
+        and value.shape[-1] > 0
+        and weight == "inverse"
+        and bias is None
+        and not dropout_p
+        and scores.batch.numel() * scores.n * scores.m >= LEAST
+        and bool((power == 1).all())
+        and native() is not None
+    )
+
+
+class CompiledGroup:
+    """Entries e of the batch, whose features have been made."""
+
+    def __init__(self, scores: ChordScores, e: slice, eps: Tensor, causal: int | None, value: Tensor):
+        self.scores, self.entries, self.eps = scores, e.stop - e.start, eps[e]
+        self.s = slice(e.start - scores.ready.start, e.stop - scores.ready.start)
+        self.last, self.height = (ALL, HEIGHT) if causal is None else (causal + 1, HEIGHT // 2)
+        self.value = value.to(torch.float32).contiguous()
+
+    def forward(self, out: Tensor, den: Tensor) -> None:
+        """Results into out (E, N, Dv) and den (E, N), contiguous."""
+        from horosphere.kernels.numba.attention_loops import forward
+
+        self._run(forward, self.height * SIDE, [out, den])
+
+    def backward(
+        self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, learned: bool, dv: Tensor
+    ) -> Tensor:
+        """Adds the gradient of the value to dv (E, M, Dv), contiguous, and what the points get to the sums of the
+        scores; returns that of eps, (E,) in float64, where it is ``learned``.
+        """
+        from horosphere.kernels.numba.attention_backward_loops import backward
+
+        sums, s = self.scores.sums[0], self.s
+        sums.compiled, sums.scale[s] = True, -1.0
+        threads = torch.get_num_threads()
+        # rows of an entry are shared out where there are few entries
+        alone = self.entries % threads == 0 or self.entries >= 2 * threads
+        stretches = 1 if alone else min(-(-threads // self.entries), -(-self.scores.n // self.height))
+        rows_z = out.new_zeros(self.entries, self.scores.n, dtype=torch.float32)
+        rows = [
+            *(None if t is None else t[s] for t in (sums.queries.main, sums.queries.first, sums.queries.second)),
+            rows_z,
+        ]
+        columns = [*(None if t is None else t[s] for t in (sums.keys.main, sums.keys.first, sums.keys.second)), dv]
+        apart = columns
+        if stretches > 1:
+            apart = [None if t is None else t.new_zeros(stretches, *t.shape) for t in columns]
+        upper = [None if t is None else t.to(torch.float32).contiguous() for t in (out, lse, dout, dlse)]
+        self._run(backward, 2 * (self.height + 1) * SIDE, [*upper, learned, stretches, *rows, *apart])
+        if stretches > 1:
+            for into, t in zip(columns, apart, strict=True):
+                if into is not None:
+                    into += t.sum(0)
+        return -rows_z.sum(-1, dtype=torch.float64)  # 0 where it is not learned
+
+    def _run(self, loop, memory: int, others: list[Tensor | int | None]) -> None:
+        """``loop`` on as many threads as torch has, each with so many numbers of its own, over what both directions
+        take and ``others``.
+        """
+        from horosphere.kernels.numba.attention_loops import GIVEN
+
+        scores, s, f = self.scores, self.s, self.scores.features[0]
+        near, rates = Near(f, s, self.eps, False), self.eps.tolist()
+        units = [0.5 / c if f.sign else 1.0 for c in f.c[s]]
+        numbers = torch.tensor([(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)])
+        x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
+        vectors = (t[s].contiguous() for t in (f.scaled, f.scaled * f.nx, f.n, f.w))
+        shares, resolve = torch.get_num_threads(), scores.resolve and not near.never
+        given = [SIDE, f.sign, resolve, self.last, f.wx is not None, shares, self.entries]
+        given += [scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers.to(torch.float32)]
+        for t in (self.value, x, y):
+            given += [t, t.shape[0]]
+        given += [*vectors, self.height, scores.lent("scratch", shares, memory), memory]
+        launch(loop, GIVEN, given + others, shares)
+
+
+def launch(loop, count: int, given: list[Tensor | int | None], shares: int) -> None:
+    """``loop`` over so many shares on torch's threads, with the address of the matrix product and what is ``given``,
+    tensors by their addresses, None as 0; ``count`` numbers in all.
+    """
+    places = [native().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
+    layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64)
+    if native().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
+        raise RuntimeError("torch_parallel_for failed")
+
+
+def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:
+    """Whether weights and arcs keep to the range of their type: one answer for all entries made ready at once."""
+    scores.make_ready(e)
+    f, ready = scores.features[0], scores.ready
+    weighing = Weighing("inverse", torch.ones(1), eps[ready], f.extent(slice(None)), scores.dtype, False)
+    return weighing.reciprocal and not any(arcs.overflows(t, scores.dtype) for t in f.largest)

@@ -1,0 +1,56 @@
+"""From the product of a tile to its distances in one pass over it, compiled by numba: large float32 matrices on CPUs.
+
+torch takes ten passes, most of them in a function (log1p, atan) that costs more than the rest together. Here log and
+asin are short polynomials that the compiler vectorises, and the look for unresolved pairs is a comparison on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.chord.augment import Augmented
+from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.tiled.tiles import tile_size, tiles
+
+# Entries of the matrix from which on the first call's import of numba and compilation, some seconds, may be worth it.
+LEAST = 2**20
+
+
+def may_serve(parts: Sequence[Part], device: torch.device, dtype: torch.dtype, entries: int) -> bool:
+    """Whether :func:`sqdist` takes such a matrix, where curvatures are of one sign and nothing overflows."""
+    return len(parts) == 1 and device.type == "cpu" and dtype == torch.float32 and entries >= LEAST
+
+
+def sqdist(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
+    """Distances, or their squares, into out (B, N, M); flat indices (P,) of the unresolved pairs where ``resolve``.
+
+    By the rule of the reference, pair by pair. No product of a and b may overflow, nor its square.
+    """
+    from horosphere.kernels.numba.sqdist_loops import tile
+
+    entries, n, m = out.shape
+    weights = torch.ones_like(a.n) if a.wy is None else a.wy
+    arrays = [t.contiguous().numpy() for t in (a.a, a.b.mT, a.p, a.q, a.n, weights, a.factor.view(-1))]
+    result, size = out.numpy(), tile_size(out.device)
+    parts = list(tiles(entries, n, m, size, 1, alike=True))
+
+    def work(some: Sequence[tuple[slice, slice, slice]]) -> list[Tensor]:
+        found, picked = torch.empty(size if resolve else 0, dtype=torch.int64), []
+        for cut in some:
+            corner, end = tuple(s.start for s in cut), tuple(s.stop for s in cut)
+            count = tile(*arrays, a.signs[0], corner, end, squared, resolve, result, found.numpy())
+            picked.append(found[:count].clone())
+        return picked
+
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads == 1:
+        return torch.cat(work(parts))
+    # as many as torch has, but not torch's: after every product those keep their cores busy with waiting
+    share = -(-len(parts) // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        shares = list(pool.map(work, (parts[k : k + share] for k in range(0, len(parts), share))))
+    return torch.cat([found for some in shares for found in some])

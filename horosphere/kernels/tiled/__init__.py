@@ -1,0 +1,1 @@
+"""Working in tiles that stay in cache, by torch operations on any device."""

@@ -1,0 +1,165 @@
+r"""Attention tile by tile: weights exist for one tile at a time, and memory grows like N + M.
+
+Where weights stay within the range of the type they are summed as they are; elsewhere under the running maximum of
+their logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from horosphere.kernels.numba import attention as compiled_attention
+from horosphere.kernels.numba import metric as compiled_metric
+from horosphere.kernels.tiled.chord_scores import ChordScores
+from horosphere.kernels.tiled.entries import Entries
+from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, one
+from horosphere.kernels.tiled.tiles import tile_size
+from horosphere.kernels.tiled.weights import Dropout, Mask, Weighing
+
+# Rows and columns of a tile of one batch entry, and those of short sequences: more entries share a tile then, and a
+# causal mask leaves out more of them.
+SIDE, SHORT_SIDE = 512, 256
+# Columns up to which a sequence is short: the sums of a group's columns are a few MiB then.
+SHORT = 2048
+
+
+class Plan:
+    """How B matrices (N, M) are cut: groups of batch entries, blocks of rows and of columns.
+
+    A thread works a batch entry at a time; small matrices share a tile.
+    """
+
+    def __init__(self, signs: list, n: int, m: int, device: torch.device):
+        size = tile_size(device)
+        threads = torch.get_num_threads() if device.type == "cpu" else 1
+        short = m <= SHORT and len(signs) * SHORT_SIDE**2 >= threads * size
+        side = SHORT_SIDE if short else SIDE
+        area = min(size, side * side) if device.type == "cpu" else size
+        self.r = _even(n, side)
+        self.c = _even(m, max(side, area // max(1, self.r)))
+        self.e = max(1, threads * size // max(1, self.r * self.c))
+        self.signs, self.n, self.m = signs, n, m
+        self.numbers = min(self.e, len(signs)) * self.r * self.c
+
+    def groups(self) -> Iterator[slice]:
+        start = 0
+        while start < len(self.signs):
+            stop = start + 1
+            while stop < min(start + self.e, len(self.signs)) and self.signs[stop] == self.signs[start]:
+                stop += 1
+            yield slice(start, stop)
+            start = stop
+
+    def rows(self) -> list[slice]:
+        return _slices(self.n, self.r)
+
+    def columns(self) -> list[slice]:
+        return _slices(self.m, self.c)
+
+
+def _even(length: int, most: int) -> int:
+    """Size of equal blocks of at most ``most``."""
+    count = max(1, -(-length // most))
+    return -(-length // count)
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, length)) for i in range(0, length, max(1, size))]
+
+
+def attention(
+    scores: ChordScores,
+    value: Tensor,
+    eps: Tensor,
+    power: Tensor,
+    bias: Tensor | None,
+    causal: int | None,
+    weight: str,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
+    batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
+    values = Entries(value, batch, 2)
+    out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
+    den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)
+    top = None
+    plan = Plan(scores.signs, scores.n, scores.m, scores.device)
+    buffers = Buffers(scores.lent, scores.tensors, plan.numbers)
+    rows, columns = plan.rows(), plan.columns()
+    mask = Mask(bias, causal, batch)
+    dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
+    options = scores, value, weight, power, bias, dropout_p
+    compiled = next((c for c in (compiled_attention, compiled_metric) if c.may_serve(*options)), None)
+    if not scores.m:
+        out.zero_()
+    for e in plan.groups() if scores.n and scores.m else ():
+        if compiled is not None and compiled.serves(scores, e, eps):
+            compiled.CompiledGroup(scores, e, eps, causal, values[e]).forward(out[e], den[e])
+            continue
+        shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
+        group = scores.group(e, shift)
+        weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
+        v = Blocks(values[e].to(dtype), e.stop - e.start)
+        for i in rows:
+            num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, value.shape[-1])
+            sums = Sums(num, den[e, i], weighing.plain)
+            for j in columns:
+                if mask.nobody(i, j):
+                    break
+                z = group.tile(i, j, buffers, False)
+                if weighing.plain:
+                    w = mask.weights_(weighing.weights_(z), e, i, j)
+                else:
+                    w = sums.below_top_(mask.logits_(weighing.logits_(z), e, i, j))
+                sums.den += w.sum(-1)  # that of all weights
+                if dropout is not None:
+                    dropout.apply_(w, e, i, j)
+                sums.add(one(w), v[j])
+            sums.mean(out[e, i], mask.some)
+            if sums.top is not None:
+                top = torch.zeros_like(den) if top is None else top
+                top[e, i] = sums.top.squeeze(-1)
+    scores.lent.back()
+    lse = den.log_()  # -inf where no key took part
+    if top is not None:
+        lse.add_(top)
+    return out.view(*batch, *out.shape[1:]), lse.view(*batch, scores.n)
+
+
+class Sums:
+    """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum; in the
+    memory given, ``den`` 0.
+    """
+
+    def __init__(self, num: Tensor, den: Tensor, plain: bool):
+        self.num, self.den, self.into = num, den, one(num)
+        self.empty = plain  # the first product overwrites the numerator
+        self.top = None
+        if not plain:
+            num.zero_()
+            self.top = num.new_full((*den.shape, 1), -torch.inf)
+
+    def add(self, w: Tensor, v: Tensor) -> None:
+        add_product(self.into, w, v, beta=0 if self.empty else 1)
+        self.empty = False
+
+    def mean(self, out: Tensor, empty_rows: bool) -> None:
+        """The quotient into ``out``; 0 in rows without keys, of which there may be some where ``empty_rows``."""
+        if self.empty:
+            self.num.zero_()
+        den = torch.where(self.den == 0, 1.0, self.den) if empty_rows else self.den
+        torch.div(self.num, den.unsqueeze(-1), out=out)
+
+    def below_top_(self, logits: Tensor) -> Tensor:
+        """Weights in place of logits; what was summed before is brought to the new maximum."""
+        higher = torch.maximum(self.top, logits.amax(-1, keepdim=True))
+        base = torch.where(higher == -torch.inf, 0.0, higher)
+        shrink = torch.exp(self.top - base)
+        self.num.mul_(shrink)
+        self.den.mul_(shrink.squeeze(-1))
+        self.top = higher
+        return logits.sub_(base).exp_()
