@@ -16,6 +16,7 @@ from horosphere.attention.functional import attention_weights, geodesic_attentio
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
 from horosphere.attention.patterns import make_scheme
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.pairwise import has_batched_curvature
 
@@ -146,7 +147,7 @@ class GeodesicAttention(nn.Module):
             raise ValueError(f"eps must be positive, one number or one for each of the {num_heads} heads, got {eps}")
         log_eps = log_eps.log().expand(num_heads).clone()
         if learn_eps and weight != "dot":  # a parameter that gets no gradient would stall data parallelism
-            self.log_eps = nn.Parameter(log_eps)
+            self.log_eps = BoundedParameter(log_eps)
         else:
             self.register_buffer("log_eps", log_eps)
         self.reset_parameters()

@@ -22,7 +22,7 @@ from horosphere.attention.connection import PairRotation, curvature, torsion, tr
 from horosphere.attention.metric_attention import metric_attention
 from horosphere.diagnostics import effective_rank, rank_residual
 from horosphere.kernels.low_rank.fibres import ENDS
-from horosphere.manifolds import LowRankMetric, ManifoldParameter, TokenMetric
+from horosphere.manifolds import BoundedParameter, LowRankMetric, ManifoldParameter, TokenMetric
 from horosphere.models._io import load_model, save_model
 
 # Triangles of a sequence whose curvature and torsion are looked at.
@@ -151,8 +151,8 @@ class FiberBundleBlock(nn.Module):
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.metric = MetricMap(dim, config.rank)
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
-        self.log_power = nn.Parameter(torch.full((config.heads,), math.log(config.power)))
-        self.log_eps = nn.Parameter(torch.full((config.heads,), math.log(config.eps)))
+        self.log_power = BoundedParameter(torch.full((config.heads,), math.log(config.power)))
+        self.log_eps = BoundedParameter(torch.full((config.heads,), math.log(config.eps)))
         self.rotation = self.angle = None
         if config.planes:
             features = max(2, dim // config.heads // 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +15,8 @@ from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.optim._rows import finite_points, over_points
 
 FLAT = geoopt.Euclidean(ndim=1)
+# Settings of a group that are finite numbers >= 0.
+NUMBERS = ("lr", "eps", "weight_decay", "momentum")
 
 
 def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:
@@ -29,17 +32,32 @@ class RiemannianStep:
     """
 
     _tangent_state: str
-    _retraction = False
+    _own_defaults: dict[str, Any]  # what a group has beyond geoopt's
     _warned = False
     skipped_rows = 0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        param_group.setdefault("retraction", self._retraction)
+        for name, value in self._own_defaults.items():
+            param_group.setdefault(name, value)
+        for name in NUMBERS:
+            value = param_group.get(name, self.defaults.get(name, 0.0))
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} must be a finite number >= 0; got {value}")
         super().add_param_group(param_group)
         self.__dict__.pop("_curved", None)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's. Groups saved by geoopt's or torch's optimizer of the same kind are taken too: what they lack has
+        the value that this optimizer was made with.
+        """
+        known = [dict(group) for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, known, strict=True):
+            for name, value in own.items():
+                group.setdefault(name, value)
+
     def __getstate__(self) -> dict[str, Any]:
-        own = ("skipped_rows", "_warned", "_retraction", "_stabilize")
+        own = ("skipped_rows", "_warned", "_own_defaults", "_stabilize")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     @torch.no_grad()
@@ -67,8 +85,12 @@ class RiemannianStep:
             flat.append(plain)
         flat = self._without_bad_curvatures(flat, curvatures)
         for group, plain in zip(self.param_groups, flat, strict=True):
-            if plain:
-                self._move_flat(group, plain)
+            held = [p for p in plain if self._holds_its_value(p)] if group["weight_decay"] else []
+            free = [p for p in plain if not any(p is q for q in held)] if held else plain
+            if free:
+                self._move_flat(group, free, group["weight_decay"])
+            if held:
+                self._move_flat(group, held, 0.0)
             for p in plain:
                 if isinstance(p, BoundedParameter):
                     p.constrain_()
@@ -104,10 +126,22 @@ class RiemannianStep:
     def _move(self, group: dict[str, Any], p: Tensor, manifold: geoopt.Manifold) -> None:
         raise NotImplementedError
 
-    def _move_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _move_flat(self, group: dict[str, Any], params: list[Tensor], weight_decay: float) -> None:
         raise NotImplementedError
 
     _flat_takes_sparse = False
+
+    def _holds_its_value(self, p: Tensor) -> bool:
+        """Whether weight decay leaves a flat parameter alone: a curvature, an eps, a power."""
+        return isinstance(p, BoundedParameter) or any(
+            p is k for _, kappas in self._learned_curvatures() for k in kappas
+        )
+
+    def _decayed(self, group: dict[str, Any], grad: Tensor, point: Tensor, manifold: geoopt.Manifold | None) -> Tensor:
+        """The gradient with weight decay; ``manifold`` None: the rows are of a flat parameter."""
+        if group["weight_decay"] and (manifold is None or group["decay_points"]):
+            return grad.add(point, alpha=group["weight_decay"])
+        return grad
 
     def _usable(self, p: Tensor, ndim: int, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The points whose gradient is finite (None: all), and the gradient, 0 at the others; (None, None) if

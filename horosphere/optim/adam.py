@@ -10,7 +10,7 @@ from torch.optim.adam import adam
 
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim._rows import at_rows, read, touched, write, zeros_for
-from horosphere.optim._step import RiemannianStep
+from horosphere.optim._step import RiemannianStep, manifold_of
 
 __all__ = ["RiemannianAdam"]
 
@@ -47,16 +47,18 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         lr: step length, >= 0.
         betas: decay rates (b1, b2) of the moments, in [0, 1).
         eps: added to the root of v.
-        weight_decay: adds ``weight_decay * x`` (stored numbers; touched rows only) to the gradient before
-            it becomes Riemannian, as geoopt does.
+        weight_decay: adds ``weight_decay * x`` (stored numbers; touched rows only) to the gradients of flat parameters.
+            Learned curvatures and every other :class:`~horosphere.manifolds.BoundedParameter` are left out.
         amsgrad: use the largest v so far.
         retraction: move by ``retr`` instead of the exponential map: cheaper on some manifolds, equal up to
             terms of second order in ``lr``. Can be set per group.
+        decay_points: let ``weight_decay`` act on points too, before their gradient becomes Riemannian, as geoopt does;
+            it pulls the stored numbers towards 0. Can be set per group.
         stabilize: also project everything every so many steps, as in geoopt. Not needed with manifolds of
             this package.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range or not finite.
         RuntimeError: from ``state_dict()``, when a parameter object was replaced in a group after a step.
     """
 
@@ -72,9 +74,10 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         amsgrad: bool = False,
         *,
         retraction: bool = False,
+        decay_points: bool = False,
         stabilize: int | None = None,
     ) -> None:
-        self._retraction = retraction
+        self._own_defaults = {"retraction": retraction, "decay_points": decay_points}
         super().__init__(
             params,
             lr=lr,
@@ -94,8 +97,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
             return
         state = self.state[p]
         point = read(p, rows)
-        if group["weight_decay"]:
-            grad = grad.add(point, alpha=group["weight_decay"])
+        grad = self._decayed(group, grad, point, manifold_of(p))
         grad = manifold.egrad2rgrad(point, grad)
         # A squared length; rounding on an indefinite ambient form may leave it just below 0.
         square = manifold.component_inner(point, grad).clamp(min=0)
@@ -124,7 +126,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         if group["amsgrad"]:
             write(state["max_exp_avg_sq"], rows, largest, good)
 
-    def _move_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _move_flat(self, group: dict[str, Any], params: list[Tensor], weight_decay: float) -> None:
         names = (
             ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
             if group["amsgrad"]
@@ -150,7 +152,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             lr=group["lr"],
-            weight_decay=group["weight_decay"],
+            weight_decay=weight_decay,
             eps=group["eps"],
             maximize=False,
         )

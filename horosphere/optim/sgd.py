@@ -10,7 +10,7 @@ from torch.optim.sgd import sgd
 
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim._rows import at_rows, read, touched, write
-from horosphere.optim._step import RiemannianStep
+from horosphere.optim._step import RiemannianStep, manifold_of
 
 __all__ = ["RiemannianSGD"]
 
@@ -34,16 +34,18 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
         lr: step length, in units of distance per unit of gradient, >= 0.
         momentum: mu, >= 0.
         dampening: d.
-        weight_decay: adds ``weight_decay * x`` (stored numbers; touched rows only) to the gradient before
-            it becomes Riemannian, as geoopt does.
+        weight_decay: adds ``weight_decay * x`` (stored numbers; touched rows only) to the gradients of flat parameters.
+            Learned curvatures and every other :class:`~horosphere.manifolds.BoundedParameter` are left out.
         nesterov: look ahead along the momentum; needs momentum > 0 and dampening = 0.
         retraction: move by ``retr`` instead of the exponential map: cheaper on some manifolds, equal up to
             terms of second order in ``lr``. Can be set per group.
+        decay_points: let ``weight_decay`` act on points too, before their gradient becomes Riemannian, as geoopt does;
+            it pulls the stored numbers towards 0. Can be set per group.
         stabilize: also project everything every so many steps, as in geoopt. Not needed with manifolds of
             this package.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range or not finite.
         RuntimeError: from ``state_dict()``, when a parameter object was replaced in a group after a step.
     """
 
@@ -60,9 +62,10 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
         nesterov: bool = False,
         *,
         retraction: bool = False,
+        decay_points: bool = False,
         stabilize: int | None = None,
     ) -> None:
-        self._retraction = retraction
+        self._own_defaults = {"retraction": retraction, "decay_points": decay_points}
         super().__init__(
             params,
             lr=lr,
@@ -81,8 +84,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
         if grad is None:
             return
         point = read(p, rows)
-        if group["weight_decay"]:
-            grad = grad.add(point, alpha=group["weight_decay"])
+        grad = self._decayed(group, grad, point, manifold_of(p))
         grad = manifold.egrad2rgrad(point, grad)
         lr, momentum = group["lr"], group["momentum"]
         if not momentum:
@@ -91,7 +93,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
             return
 
         state = self.state[p]
-        if "momentum_buffer" not in state:
+        if state.get("momentum_buffer") is None:
             state["momentum_buffer"] = torch.zeros_like(p.detach())
         buffer = read(state["momentum_buffer"], rows).mul(momentum).add_(grad, alpha=1 - group["dampening"])
         direction = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
@@ -101,7 +103,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
         write(p, rows, point, good)
         write(state["momentum_buffer"], rows, buffer, good)
 
-    def _move_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _move_flat(self, group: dict[str, Any], params: list[Tensor], weight_decay: float) -> None:
         momentum = group["momentum"]
         buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in params]
         grads = [p.grad for p in params]
@@ -111,7 +113,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
             grads,
             buffers if momentum else [],
             has_sparse_grad=any(g.is_sparse for g in grads),
-            weight_decay=group["weight_decay"],
+            weight_decay=weight_decay,
             momentum=momentum,
             lr=group["lr"],
             dampening=group["dampening"],

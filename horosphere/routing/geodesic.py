@@ -11,6 +11,7 @@ from horosphere.attention.functional import attention_weights
 from horosphere.manifolds import ManifoldParameter, Sphere
 from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.routing.certificate import Spread, certificate, enough_prototypes, rounding_slack
 
 __all__ = ["GeodesicRouter", "Routing", "route"]
@@ -192,7 +193,7 @@ class GeodesicRouter(nn.Module):
         self.prototypes = ManifoldParameter(manifold.random(prototypes, dim), manifold)
         log_eps = torch.tensor(float(eps)).log()
         if learn_eps:
-            self.log_eps = nn.Parameter(log_eps)
+            self.log_eps = BoundedParameter(log_eps)
         else:
             self.register_buffer("log_eps", log_eps)
         self.top_k, self.power, self.tolerance, self.rule = top_k, power, tolerance, rule

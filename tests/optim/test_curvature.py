@@ -171,7 +171,7 @@ del HEADS["stereographic"]  # may change its sign
 def test_curvatures_of_a_layer_without_points_keep_their_sign(space, make):
     torch.manual_seed(0)
     layer = GeodesicAttention(8, 2, manifold=HEADS[space]())
-    learned = [p for p in layer.parameters() if isinstance(p, BoundedParameter)]
+    learned = [p for p in layer.manifold.parameters() if isinstance(p, BoundedParameter)]
     signs = [p.detach().sign() for p in learned]
     (group,) = param_groups(layer)
     assert {id(p) for p in learned} <= {id(p) for p in group["params"]}

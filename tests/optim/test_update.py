@@ -86,7 +86,7 @@ def test_sparse_rows_with_duplicates_equal_the_dense_step(space, kind):
     manifold = SPACES[space]()
     rows = [0, 1, 1, 2, 3, 4, 5, 5, 5]
     dense, lazy = points(manifold), points(manifold)
-    optimizers = OPTIMIZERS[kind]([dense], weight_decay=0.1), OPTIMIZERS[kind]([lazy], weight_decay=0.1)
+    optimizers = [OPTIMIZERS[kind]([p], weight_decay=0.1, decay_points=True) for p in (dense, lazy)]
     for seed in range(5):
         values = torch.randn(len(rows), 4, dtype=dense.dtype, generator=torch.Generator().manual_seed(seed))
         lazy.grad = sparse(rows, values, lazy.shape)
@@ -153,7 +153,7 @@ def test_plain_sparse_adam_equals_dense_adam_where_all_rows_are_touched():
 def test_gradients_are_left_alone(kind):
     manifold = PoincareBall(-1.0)
     points_, rows, plain = points(manifold), points(manifold, seed=1), torch.nn.Parameter(torch.ones(3))
-    optimizer = OPTIMIZERS[kind]([points_, rows, plain], weight_decay=0.3)
+    optimizer = OPTIMIZERS[kind]([points_, rows, plain], weight_decay=0.3, decay_points=True)
     for _ in range(2):
         points_.grad = torch.ones(6, 4, dtype=torch.float64)
         points_.grad[2, 0] = 1e-3
@@ -225,7 +225,7 @@ def test_rows_that_hold_points_of_different_curvature():
 def test_on_flat_space_the_formulas_are_torchs(ours, theirs, settings):
     point = points(Euclidean())
     plain = torch.nn.Parameter(point.detach().clone())
-    optimizers = ours([point], **settings), theirs([plain], **settings)
+    optimizers = ours([point], decay_points=True, **settings), theirs([plain], **settings)
     for seed in range(8):
         grad = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) / (1 + seed)
         point.grad, plain.grad = grad, grad.clone()
@@ -264,6 +264,12 @@ def test_a_squared_length_just_below_zero_is_rounding():
         lambda p: RiemannianAdam(p, betas=(1.0, 0.9)),
         lambda p: RiemannianSGD(p, lr=-1.0),
         lambda p: RiemannianSGD(p, lr=0.1, nesterov=True),
+        lambda p: RiemannianAdam(p, lr=float("inf")),
+        lambda p: RiemannianSGD(p, lr=float("inf")),
+        lambda p: RiemannianAdam(p, lr=float("nan")),
+        lambda p: RiemannianAdam(p, weight_decay=float("inf")),
+        lambda p: RiemannianAdam([{"params": p, "lr": float("inf")}]),
+        lambda p: RiemannianSGD(p, momentum=float("nan")),
     ],
 )
 def test_bad_settings_are_refused(build):
