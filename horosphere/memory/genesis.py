@@ -155,27 +155,39 @@ class DynamicMemory(nn.Module):
         values: Tensor,
         losses: Tensor,
         *,
+        mask: Tensor | None = None,
         all_gather: Callable[[Tensor], Tensor] | None = None,
     ) -> Written:
         """Take in tokens in order; in evaluation mode nothing happens.
 
         Args:
             keys: points (..., dim). values: (..., Dv). losses: (...), finite.
+            mask: (...) bool, True where a token counts. The others may hold any numbers: they change neither the
+                prototypes nor the threshold nor the number of steps.
             all_gather: rows of this replica -> rows of all replicas, in one order everywhere;
                 ``torch.distributed`` unless given, where a process group is initialised. Every replica calls, and all
                 hold the same pool afterwards.
 
         Returns:
-            Written, for the tokens of all replicas, (T,).
+            Written, for the tokens of all replicas, (T,); a token that does not count has slot -1 and threshold inf.
 
         Raises:
             ValueError: shapes that do not fit, or numbers that are not finite; nothing is written then.
         """
-        keys, values, losses = self._checked(keys, values, losses)
+        keys, values, losses = self._checked(keys, values, losses, mask)
         if not self.training:
-            nowhere = torch.full_like(losses, -1, dtype=torch.int64)
-            return Written(nowhere > 0, nowhere, torch.full_like(losses, torch.inf, dtype=torch.float64))
+            return _nothing_written(losses)
         keys, values, losses = (gathered(t, all_gather) for t in (keys, values, losses))
+        counted = ~losses.isnan()
+        if bool(counted.all()):
+            return self._write(keys, values, losses)
+        written = self._write(keys[counted], values[counted], losses[counted])
+        everywhere = _nothing_written(losses)
+        for whole, part in zip(everywhere, written, strict=True):
+            whole[counted] = part
+        return everywhere
+
+    def _write(self, keys: Tensor, values: Tensor, losses: Tensor) -> Written:
         limits = thresholds(losses, self.recent, int(self.steps), self.threshold, self.k, self.base)
         surprising = losses > limits
         if self._curvature_moves():
@@ -231,7 +243,10 @@ class DynamicMemory(nn.Module):
     def _curvature_moves(self) -> bool:
         return any(True for _ in self.manifold.parameters())
 
-    def _checked(self, keys: Tensor, values: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _checked(
+        self, keys: Tensor, values: Tensor, losses: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One token a row, in the types of the pool; the loss of a token that does not count is NaN."""
         dim, value_dim = self.centroids.shape[-1], self.sums.shape[-1]
         keys, values, losses = as_points(keys, "keys"), as_points(values, "values"), as_points(losses, "losses")
         batch = losses.shape
@@ -240,13 +255,25 @@ class DynamicMemory(nn.Module):
                 f"keys, values and losses must have shapes (..., {dim}), (..., {value_dim}) and (...); got "
                 f"{tuple(keys.shape)}, {tuple(values.shape)} and {tuple(batch)}"
             )
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != batch):
+            raise ValueError(
+                f"mask must be bool of the shape of losses, {tuple(batch)}; got {mask.dtype} {tuple(mask.shape)}"
+            )
         for name, t in (("keys", keys), ("values", values), ("losses", losses)):
+            t = t if mask is None else t[mask]
             if not bool(t.isfinite().all()):
                 raise ValueError(
                     f"{name} must be finite; {int((~t.isfinite()).sum())} of them are not: leave those out"
                 )
-        keys, values = keys.reshape(-1, dim), values.reshape(-1, value_dim)
-        return keys.to(self.centroids.dtype), values.to(self.sums.dtype), losses.reshape(-1).double()
+        keys, values, losses = keys.reshape(-1, dim), values.reshape(-1, value_dim), losses.reshape(-1).double()
+        if mask is not None:
+            losses = losses.masked_fill(~mask.reshape(-1), torch.nan)
+        return keys.to(self.centroids.dtype), values.to(self.sums.dtype), losses
 
     def extra_repr(self) -> str:
         return f"{len(self)} of {self.capacity} slots, threshold={self.threshold!r}, k={self.k}, policy={self.policy!r}"
+
+
+def _nothing_written(losses: Tensor) -> Written:
+    nowhere = torch.full_like(losses, -1, dtype=torch.int64)
+    return Written(nowhere > 0, nowhere, torch.full_like(losses, torch.inf, dtype=torch.float64))

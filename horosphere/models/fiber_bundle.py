@@ -24,6 +24,7 @@ from horosphere.diagnostics import effective_rank, rank_residual
 from horosphere.kernels.low_rank.fibres import ENDS
 from horosphere.manifolds import BoundedParameter, LowRankMetric, ManifoldParameter, TokenMetric
 from horosphere.models._io import load_model, save_model
+from horosphere.models._tokens import check_tokens, continued, token_losses
 
 # Triangles of a sequence whose curvature and torsion are looked at.
 TRIANGLES = 64
@@ -268,17 +269,16 @@ class FiberBundleLM(nn.Module):
         Args:
             ids: (B, N) integers below vocab_size.
             labels: (B, N), usually ids themselves: the loss is the mean cross entropy in nats of labels[:, 1:] given
-                what is before; -100 is left out.
+                what is before; -100 is left out. The loss of labels that are all left out is 0.
             cache: of earlier tokens, from ``out.cache``; given or with ``use_cache`` the new one is returned.
             use_cache: start a cache.
             return_geometry: also measure the bundle, see :class:`Geometry`.
             generator: draws its triangles; without one they are the same in every call.
 
         Raises:
-            ValueError: ids of another shape, or more tokens than max_length.
+            ValueError: ids or labels of another shape or type, ids out of range, or more tokens than max_length.
         """
-        if ids.dim() != 2:
-            raise ValueError(f"ids must have shape (batch, length), got {tuple(ids.shape)}")
+        check_tokens(ids, labels, self.config.vocab_size)
         before = 0 if cache is None else cache[0].key.shape[-2]
         if before + ids.shape[1] > self.config.max_length:
             raise ValueError(
@@ -300,7 +300,7 @@ class FiberBundleLM(nn.Module):
         logits = self.norm(x) @ self.table.mT
         loss = None
         if labels is not None:
-            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = token_losses(logits, labels)[0]
         geometry = self._geometry(layers, generator) if return_geometry else None
         return FiberBundleOutput(loss, logits, states if use_cache or cache is not None else None, geometry)
 
@@ -323,18 +323,22 @@ class FiberBundleLM(nn.Module):
     def generate(
         self, ids: Tensor, new_tokens: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """ids (B, N) with ``new_tokens`` more behind, with a cache: the likeliest at temperature 0, else drawn."""
-        out = self(ids, use_cache=True)
-        for step in range(new_tokens):
-            logits = out.logits[:, -1]
-            if temperature == 0:
-                new = logits.argmax(-1, keepdim=True)
-            else:
-                new = torch.multinomial(torch.softmax(logits.double() / temperature, -1), 1, generator=generator)
-            ids = torch.cat((ids, new), 1)
-            if step + 1 < new_tokens:
-                out = self(new, cache=out.cache)
-        return ids
+        """ids (B, N) with ``new_tokens`` more behind, with a cache: the likeliest at temperature 0, else drawn.
+
+        Works in evaluation mode, and leaves the mode as it was.
+
+        Raises:
+            ValueError: a number of new tokens or a temperature below 0.
+        """
+        cache: list[FiberState] | None = None
+
+        def next_logits(fresh: Tensor) -> Tensor:
+            nonlocal cache
+            out = self(fresh, cache=cache, use_cache=True)
+            cache = out.cache
+            return out.logits[:, -1]
+
+        return continued(self, ids, next_logits, new_tokens, temperature, generator)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write weights and configuration to one safetensors file, whole or not at all."""

@@ -15,6 +15,7 @@ from horosphere.attention.cache import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.patterns import PATTERNS
 from horosphere.models._io import load_model, save_model
+from horosphere.models._tokens import LEFT_OUT, check_tokens, continued, token_losses
 from horosphere.models.georesolver_block import GeoResolverBlock
 
 __all__ = ["GeoResolverConfig", "GeoResolverLM", "GeoResolverOutput"]
@@ -150,6 +151,7 @@ class GeoResolverLM(nn.Module):
             for _ in range(config.depth)
         )
         self.norm = nn.LayerNorm(config.dim)
+        self._scored: Tensor | None = None  # which tokens of the last training pass had a label
 
     def forward(
         self,
@@ -164,21 +166,14 @@ class GeoResolverLM(nn.Module):
         Args:
             ids: (B, N) whole numbers.
             labels: (B, N), usually ids themselves: position i is scored against label i + 1; -100 is left out of the
-                loss, and its entry of ``losses`` is 0.
+                loss, and its entry of ``losses`` is 0. The loss of labels that are all left out is 0.
             caches: one a block (:meth:`new_caches`), which hold the tokens before these.
             use_memory: False cuts the memory path of every block.
 
         Raises:
             ValueError: shapes or a number of caches that do not fit, or ids out of range.
         """
-        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.shape[1] == 0:
-            raise ValueError(f"ids must be whole numbers of shape (B, N), N >= 1; got {ids.dtype} {tuple(ids.shape)}")
-        if labels is not None and (labels.shape != ids.shape or ids.shape[1] < 2):
-            raise ValueError(
-                f"labels must have the shape of ids with N >= 2; got {tuple(labels.shape)}, {tuple(ids.shape)}"
-            )
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
-            raise ValueError(f"ids must lie in 0..{self.config.vocab_size - 1}; got {int(ids.min())}..{int(ids.max())}")
+        check_tokens(ids, labels, self.config.vocab_size)
         caches = [None] * len(self.blocks) if caches is None else list(caches)
         if len(caches) != len(self.blocks):
             raise ValueError(f"caches must hold one for each of the {len(self.blocks)} blocks; got {len(caches)}")
@@ -189,13 +184,19 @@ class GeoResolverLM(nn.Module):
         logits = F.linear(self.norm(x), self.embedding.weight)
         loss = losses = None
         if labels is not None:
-            target = labels[:, 1:]
-            losses = F.cross_entropy(logits[:, :-1].mT, target, reduction="none")
-            loss = losses.sum() / (target != -100).sum()
+            loss, losses = token_losses(logits, labels)
+            if self.training:
+                self._scored = labels[:, 1:] != LEFT_OUT
         gate, certificate = torch.stack(reports, -1)
         return GeoResolverOutput(logits, loss, losses, gate, certificate)
 
-    def update_memory(self, losses: Tensor, *, all_gather: Callable[[Tensor], Tensor] | None = None) -> None:
+    def update_memory(
+        self,
+        losses: Tensor,
+        *,
+        mask: Tensor | None = None,
+        all_gather: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Write the tokens of the last forward pass into the pools: surprising ones found prototypes.
 
         Does nothing in evaluation mode. Call it once after each forward pass in training; under data parallelism on
@@ -203,6 +204,8 @@ class GeoResolverLM(nn.Module):
 
         Args:
             losses: (B, M), ``output.losses``, of the first M tokens of each sequence; finite.
+            mask: (B, M) bool, True where a token is written; unless given, the tokens whose label was not -100 in the
+                forward pass, all of them where it had no labels or losses of another shape are given.
             all_gather: as in :meth:`horosphere.memory.DynamicMemory.write`.
 
         Raises:
@@ -211,11 +214,14 @@ class GeoResolverLM(nn.Module):
         """
         if not self.training:
             return
+        if mask is None and self._scored is not None and self._scored.shape == losses.shape:
+            mask = self._scored
         if not bool(losses.isfinite().all()):
             raise ValueError(f"losses must be finite; {int((~losses.isfinite()).sum())} of them are not")
         for block in self.blocks:
             if block.memory is not None:
-                block.memory.update(losses, all_gather)
+                block.memory.update(losses, mask, all_gather)
+        self._scored = None
 
     def new_caches(self, make: Callable[[GeodesicAttention], AttentionCache] | None = None) -> list[AttentionCache]:
         """Empty caches, one a block: those of the pattern, or what ``make`` makes of each block's attention layer."""
@@ -239,22 +245,10 @@ class GeoResolverLM(nn.Module):
         Raises:
             ValueError: a number of new tokens or a temperature below 0.
         """
-        if new_tokens < 0 or temperature < 0:
-            raise ValueError(f"new_tokens and temperature must be at least 0; got {new_tokens} and {temperature}")
-        training = self.training
-        self.eval()
-        try:
-            caches, fresh = self.new_caches(make_cache), ids
-            for _ in range(new_tokens):
-                logits = self(fresh, caches=caches).logits[:, -1]
-                if temperature == 0:
-                    fresh = logits.argmax(-1, keepdim=True)
-                else:
-                    fresh = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-                ids = torch.cat((ids, fresh), 1)
-        finally:
-            self.train(training)
-        return ids
+        caches = self.new_caches(make_cache)
+        return continued(
+            self, ids, lambda fresh: self(fresh, caches=caches).logits[:, -1], new_tokens, temperature, generator
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Write configuration and numbers, memories included, to one safetensors file, whole or not at all."""

@@ -74,8 +74,10 @@ class MemoryPath(nn.Module):
         )
         return self.out(found.output), found.certificate.mean()
 
-    def update(self, losses: Tensor, all_gather: Callable[[Tensor], Tensor] | None) -> None:
-        """Write the tokens of the last forward pass, losses (B, M) of the first M of each sequence."""
+    def update(self, losses: Tensor, mask: Tensor | None, all_gather: Callable[[Tensor], Tensor] | None) -> None:
+        """Write the tokens of the last forward pass, losses (B, M) of the first M of each sequence, where ``mask`` is
+        True.
+        """
         if self._kept is None:
             raise ValueError("there are no tokens to write: update_memory follows a forward pass in training mode")
         points, values = self._kept
@@ -85,7 +87,7 @@ class MemoryPath(nn.Module):
                 f"were {tuple(points.shape[:2])}; got {tuple(losses.shape)}"
             )
         rows = losses.shape[1]
-        self.pool.write(points[:, :rows], values[:, :rows], losses.detach(), all_gather=all_gather)
+        self.pool.write(points[:, :rows], values[:, :rows], losses.detach(), mask=mask, all_gather=all_gather)
         self._kept = None
 
 

@@ -88,8 +88,9 @@ class HyperGate(nn.Module):
 
     @staticmethod
     def mix(gate: Tensor, main: Tensor, memory: Tensor) -> Tensor:
-        """``gate * main + (1 - gate) * memory``."""
-        return torch.lerp(memory, main, gate)
+        """``gate * main + (1 - gate) * memory``, in the widest of their types."""
+        dtype = torch.promote_types(gate.dtype, torch.promote_types(main.dtype, memory.dtype))
+        return torch.lerp(memory.to(dtype), main.to(dtype), gate.to(dtype))
 
     @property
     def weight(self) -> Tensor:

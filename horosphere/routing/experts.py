@@ -99,19 +99,14 @@ class ExpertLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> ExpertOutput:
-        """Tokens (..., dim); in training at least as many as experts, in evaluation (decoding, say) at least one.
+        """Tokens (..., dim), at least one. Experts that no token goes to have gradient 0 or none.
 
         Raises:
-            ValueError: another size of token, too few tokens, or an expert whose output does not fit the others'.
+            ValueError: another size of token, no token, or an expert whose output does not fit the others'.
         """
         if x.shape[-1:] != (self.dim,) or x.numel() == 0:
             raise ValueError(f"x must hold tokens of size {self.dim}, shape (..., {self.dim}); got {tuple(x.shape)}")
         tokens = x.reshape(-1, self.dim)
-        if self.training and len(tokens) < len(self.experts):
-            raise ValueError(
-                f"x holds {len(tokens)} tokens for {len(self.experts)} experts, some of which would not learn: train "
-                "on larger batches or with fewer experts; eval() takes any number of tokens"
-            )
         routing = self.router(into_manifold(tokens, self.router.manifold), value_bound=self.output_bound)
         capacity = self._capacity(len(tokens))
         output, dropped = self._mixed(tokens, routing, capacity)
