@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test evidence lint clean
+.PHONY: demo test test-processors evidence lint clean
 
 demo: $(READY)
 	$(BIN)/horosphere embed horosphere/data/mammals.tsv --closure --dim 5 --out mammals.safetensors
@@ -16,6 +16,20 @@ demo: $(READY)
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# Other processors, as far as this one can play them: torch, MKL and numba with fewer instructions, other numbers of
+# threads. Each line is a process of its own, since libraries look at their processor once. torch.compile is left out
+# (inductor compiles for the processor itself), Triton is too (its interpreter is NumPy).
+PLAYED := -q --ignore=tests/kernels/test_triton.py -k "not compile"
+EXACT := tests/kernels tests/manifolds tests/memory tests/embedding
+THREADED := tests/kernels tests/memory
+
+test-processors: $(READY)
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(BIN)/python -m pytest -n auto $(PLAYED) $(EXACT)
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(BIN)/python -m pytest -n auto $(PLAYED) $(EXACT)
+	OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE NUMBA_CPU_NAME=generic $(BIN)/python -m pytest -n auto $(PLAYED) $(EXACT)
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(PLAYED) $(THREADED)
+	OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PLAYED) $(THREADED)
 
 evidence: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quality.py $(GRAPHS:%=--graphs %)
