@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from horosphere.attention.connection import PairRotation, curvature, torsion, triangles
 from horosphere.attention.metric_attention import metric_attention
 from horosphere.diagnostics import effective_rank, rank_residual
-from horosphere.kernels.low_rank.fibres import ENDS
 from horosphere.manifolds import BoundedParameter, LowRankMetric, ManifoldParameter, TokenMetric
+from horosphere.manifolds.metric_distance import ENDS
 from horosphere.models._io import load_model, save_model
 from horosphere.models._tokens import check_tokens, continued, token_losses
 
