@@ -2,6 +2,13 @@ r"""From sums over tiles to the gradients of one chord part, for all batch entri
 
 Tiles add up G b and G^T a, G = dL/dt, for the augmented features a and b; what is left is linear in these sums and done
 once. Without weights the last two columns of a and b are constants, and one sum of G stands for both.
+
+In x sum_j G_ij - sum_j G_ij y_j near pairs cancel, and in the gradient of the weights once more: near the rim of a ball
+the error grows like w^3. So unresolved pairs take no part in these sums. With s = <x - y, x - y>_J they add up
+
+    sum_j w_j G_ij (x_i - y_j) and sum_j w_j G_ij s_ij,        dL/dx_i = 2 c w_i J (the first), dL/dw_i = c (the second)
+
+in float64, from differences.
 """
 
 from __future__ import annotations
@@ -9,11 +16,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.chord.augment import key_gradient, query_gradient
+from horosphere.kernels.chord.augment import key_gradient, minkowski, query_gradient
 from horosphere.kernels.tiled.chord_features import ROOT2, ChordFeatures
 from horosphere.kernels.tiled.entries import Entries
-from horosphere.kernels.tiled.near import with_own_time
+from horosphere.kernels.tiled.near import Unresolved, pair_differences, with_own_time
 from horosphere.kernels.tiled.products import add_product, one
+
+# Unresolved pairs worked at a time: 2^14 in 64 dimensions take 17 MB.
+PAIRS = 2**14
 
 
 class Side:
@@ -33,24 +43,25 @@ class Side:
         self.main = into[0].whole[ready] if self.in_place else like.new_zeros(entries, rows, f)
         self.first = like.new_zeros(entries, rows)
         self.second = like.new_zeros(entries, rows) if weighted else None
-        self.apart: list[tuple[slice, slice, Tensor, Tensor | None]] = []
+        self.unresolved: Tensor | None = None  # (entries, rows, f + 1) in float64, of unresolved pairs
 
     def block(self, s: slice, at: slice) -> Block:
         return Block(self, s, at)
 
     def finish(self, gradient: tuple[Tensor, Tensor | None]) -> None:
-        """Add up the gradients of features and weights, and those that were made apart."""
+        """Take the gradients of features, made of the sums, and of weights."""
         features, weights = gradient
-        everything = slice(None)
         if not self.in_place:
-            self.into[0].add_(self.ready, features, everything)
+            self.into[0].add_(self.ready, features, slice(None))
         if weights is not None:
-            self.into[1].add_(self.ready, weights, everything)
-        for s, at, gf, gw in self.apart:
-            e = slice(self.ready.start + s.start, self.ready.start + s.stop)
-            self.into[0].add_(e, gf.to(features.dtype), at)
-            if gw is not None:
-                self.into[1].add_(e, gw.to(features.dtype), at)
+            self.into[1].add_(self.ready, weights, slice(None))
+
+    def add_unresolved(self, entry: int, rows: Tensor, g: Tensor, delta: Tensor, square: Tensor) -> None:
+        """Of pairs (P,), at rows of an entry: g times their differences (P, F) and squared differences (P, 1)."""
+        if self.unresolved is None:
+            shape = self.first.shape
+            self.unresolved = delta.new_zeros(*shape, delta.shape[-1] + 1)
+        self.unresolved[entry].index_add_(0, rows, g.unsqueeze(-1) * torch.cat((delta, square), -1))
 
 
 class Block:
@@ -68,20 +79,12 @@ class Block:
         self.main = target if self.alone else target.new_zeros(e, r, f + 2 * self.weighted)
         self.into = one(self.main)
         self.first = side.first[s, at]
-        self.exact: Tensor | None = None
 
     def add(self, g: Tensor, features: Tensor) -> None:
         """g (E, R, C) times features, of which all or, without weights, all but two columns are given."""
         add_product(self.into, one(g), features)
         if not self.weighted:
             self.first += g.sum(-1)
-
-    def in_float64(self) -> Tensor:
-        """Sums (E, R, F + 2) beside the others, in float64."""
-        if self.exact is None:
-            e, r, f = self.side.main[self.s, self.at].shape
-            self.exact = self.main.new_zeros(e, r, f + 2, dtype=torch.float64)
-        return self.exact
 
     def store(self) -> None:
         if self.weighted:
@@ -90,14 +93,6 @@ class Block:
             self.side.second[self.s, self.at] = self.main[..., -1]
         elif not self.alone:
             self.side.main[self.s, self.at] = self.main
-
-    def taken(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The sums in float64; they are 0 afterwards."""
-        wide = self.main.to(torch.float64)
-        first = self.first.to(torch.float64)
-        self.main.zero_()
-        self.first.zero_()
-        return (wide[..., :-2], wide[..., -2], wide[..., -1]) if self.weighted else (wide, first, None)
 
 
 class ChordGradients:
@@ -125,11 +120,15 @@ class ChordGradients:
 
     def finish(self) -> None:
         """Everything that was summed in the type of the tiles."""
-        f = self.features
-        work, part = f.work, f.part
         if self.compiled:
             self._finish_compiled()
-            return
+        else:
+            self._finish_resolved()
+        self._finish_unresolved()
+
+    def _finish_resolved(self) -> None:
+        f = self.features
+        work, part = f.work, f.part
         factor = (self.scale * self.gain).to(work)[:, None]
         c = self.c.to(work)[:, None] * factor
         q, k = self.queries, self.keys
@@ -148,35 +147,43 @@ class ChordGradients:
             gradient, _ = query_gradient(points.to(f.work), None, side.main, side.first, None, factor, 0)
             side.finish((gradient, None if w is None else side.second * factor / w))
 
-    def query_apart(self, block: Block) -> None:
-        """The gradient of rows with sums in float64."""
-        f, s, at = self.features, block.s, block.at
-        main, first, second = block.taken()
-        exact = block.exact
-        main, first = exact[..., :-2].add_(main), exact[..., -2] + first
-        second = None if second is None else exact[..., -1] + second
-        factor = (self.scale[s] * self.gain[s])[:, None]
-        w = None if f.wx is None else _of(f.wx, s)[:, at].to(torch.float64)
-        x = with_own_time(_of(f.part.x, s)[:, at], f.part.kappa[s], f.part.time_dims)
-        gx, gw = query_gradient(x, w, main, first, second, self.c[s][:, None] * factor, f.part.time_dims)
-        self.queries.apart.append((s, at, gx, gw))
+    def take_unresolved(self, s: slice, i: slice, j: slice, some: Unresolved, g: Tensor) -> None:
+        """Add up what unresolved pairs of a tile of entries s give; their g (E, R, C) becomes 0."""
+        part, entry = self.features.part, s.start + some.k
+        at, column = some.pairs.nonzero(as_tuple=True)
+        row = some.rows[at]
+        upper = g[some.k, row, column].to(torch.float64)
+        g[some.k, row, column] = 0.0
+        kappa = part.kappa[entry : entry + 1]
+        x, y = (
+            with_own_time(_of(t, slice(entry, entry + 1))[:, block], kappa, part.time_dims)[0]
+            for t, block in ((part.x, i), (part.y, j))
+        )
+        wx, wy = (
+            None if w is None else _of(w, slice(entry, entry + 1))[0, block].to(torch.float64)
+            for w, block in ((part.wx, i), (part.wy, j))
+        )
+        for r, c, u in zip(*(t.split(PAIRS) for t in (row, column, upper)), strict=True):
+            delta = pair_differences(x[r], y[c], part.time_dims)
+            square = (minkowski(delta, part.time_dims) * delta).sum(-1, keepdim=True)
+            by_y, by_x = (u if w is None else u * w[k] for w, k in ((wy, c), (wx, r)))
+            self.queries.add_unresolved(entry, i.start + r, by_y, delta, square)
+            self.keys.add_unresolved(entry, j.start + c, by_x, delta.neg_(), square)
 
-    def key_apart(self, block: Block) -> None:
-        f, s, at = self.features, block.s, block.at
-        main, total, second = block.taken()
-        exact = block.exact
-        c, kappa = self.c[s][:, None], f.part.kappa[s][:, None]
-        factor = (self.scale[s] * self.gain[s])[:, None]
-        if f.wy is not None:
-            first, second = exact[..., -2] + total, exact[..., -1] + second
-        else:  # the last columns of a are |x|^2 c and c, with a time coordinate 2 c/kappa and 0
-            first, second = None, c * total + (exact[..., -2] * kappa / 2 if f.part.time_dims else exact[..., -1])
-        main = exact[..., :-2].add_(main).mul_(factor.unsqueeze(-1))
-        w = None if f.wy is None else _of(f.wy, s)[:, at].to(torch.float64)
-        y = with_own_time(_of(f.part.y, s)[:, at], f.part.kappa[s], f.part.time_dims)
-        first = None if first is None else first * factor
-        gy, gw = key_gradient(y, w, main, first, second * factor, f.part.time_dims)
-        self.keys.apart.append((s, at, gy, gw))
+    def _finish_unresolved(self) -> None:
+        time = self.features.part.time_dims
+        unit = self.scale * self.gain * self.c
+        for side, w in ((self.queries, self.features.part.wx), (self.keys, self.features.part.wy)):
+            if side.unresolved is None:
+                continue
+            own = unit[:, None] if w is None else unit[:, None] * w.to(torch.float64)
+            gradients = (
+                2 * own.unsqueeze(-1) * minkowski(side.unresolved[..., :-1], time),
+                unit[:, None] * side.unresolved[..., -1],
+            )
+            for into, gradient in zip(side.into, gradients, strict=True):
+                if into is not None:
+                    into.add_(side.ready, gradient.to(self.features.work), slice(None))
 
 
 def _of(t: Tensor, s: slice) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from horosphere.kernels.chord import arcs
 from horosphere.kernels.tiled.chord_features import ROOT2, ChordFeatures, alike
 from horosphere.kernels.tiled.chord_gradients import Block, ChordGradients
-from horosphere.kernels.tiled.near import TINY, Near, Rows
+from horosphere.kernels.tiled.near import TINY, Near, Unresolved
 from horosphere.kernels.tiled.products import Blocks, Buffers, multiply
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PartTiles:
         self.wide = self.sign < 0 and any(arcs.overflows(t, self.work) for t in features.largest[s])
         self.near = Near(features, s, shift, inside) if scores.resolve else None
         self.least = max(float(shift.min()), TINY) if inside else TINY
-        self.flagged: list[Rows] = []
+        self.flagged: list[Unresolved] = []
         self.slope: Tensor | None = None
         self.bend: Tensor | None = None
         # sums of gradients by a, of the rows at hand, and by b, of blocks by their first column
@@ -120,20 +120,17 @@ class PartTiles:
         db = self.db.get(j.start)
         if db is None:
             db = self.db[j.start] = self.sums.keys.block(self.s, j)
-        for k, rows, exact_a, exact_b in self.flagged:
-            upper = g[k].index_select(0, rows).to(torch.float64)
-            self.da.in_float64()[k].index_add_(0, rows, upper @ exact_b)
-            db.in_float64()[k].addmm_(upper.mT, exact_a)
-            g[k].index_fill_(0, rows, 0.0)
+        for some in self.flagged:
+            self.sums.take_unresolved(self.s, i, j, some, g)
         self.da.add(g, self.keys[j])
         db.add(g.mT, self.queries[i])
 
     def rows_done(self, scale: Tensor) -> None:
         self.sums.scale[self.s] = scale
         if self.da is not None:
-            self.da.store() if self.da.exact is None else self.sums.query_apart(self.da)
+            self.da.store()
         self.da = None
 
     def finish(self) -> None:
         for block in self.db.values():
-            block.store() if block.exact is None else self.sums.key_apart(block)
+            block.store()

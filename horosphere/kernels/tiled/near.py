@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 TINY = 1e-30
 
 
-class Rows(NamedTuple):
-    """Rows of batch entry k of the group whose gradient is to be summed in float64 too."""
+class Unresolved(NamedTuple):
+    """Rows of batch entry k of the group with unresolved pairs, whose gradient is worked from differences too."""
 
     k: int
     rows: Tensor  # (P,) into the tile
-    a: Tensor  # (P, F + 2) augmented features in float64
-    b: Tensor  # (C, F + 2)
+    pairs: Tensor  # (P, C) bool: which they are
 
 
 class Near:
@@ -68,31 +67,29 @@ class Near:
         found = [most - o for most, o in zip(self.features.limits(i, j)[self.s], offset, strict=True)]
         return max(found) if all(x == x for x in found) else math.nan
 
-    def rework_(self, t: Tensor, i: slice, j: slice) -> list[Rows]:
-        """Make the rows of t (E, R, C) with unresolved pairs again; returns those that tiles in float32 are to give
-        their gradient in float64.
-        """
+    def rework_(self, t: Tensor, i: slice, j: slice) -> list[Unresolved]:
+        """Make the rows of t (E, R, C) with unresolved pairs again, and tell which they were."""
         limit = self.p[:, i] * self.w[:, j].amax(-1, keepdim=True) + self.q[:, i] * self.n[:, j].amax(-1, keepdim=True)
         doubtful = ~(t.amin(-1) + t.new_tensor(self.offset)[:, None] >= limit)
         found = []
         for k in doubtful.any(-1).nonzero().flatten().tolist():
             rows = doubtful[k].nonzero().flatten()
-            rows = rows[self._unresolved(t[k].index_select(0, rows), k, rows + i.start, j, self.offset[k])]
+            pairs = self._unresolved(t[k].index_select(0, rows), k, rows + i.start, j, self.offset[k])
+            some = pairs.any(-1)
+            rows, pairs = rows[some], pairs[some]
             if rows.numel():
-                exact, a, b = self._exact(k, rows + i.start, j)
-                t[k].index_copy_(0, rows, exact.to(self.work))
-                if self.work != torch.float64:
-                    found.append(Rows(k, rows, a, b))
+                t[k].index_copy_(0, rows, self._exact(k, rows + i.start, j).to(self.work))
+                found.append(Unresolved(k, rows, pairs))
         return found
 
     def _unresolved(self, t: Tensor, k: int, rows: Tensor, j: slice, offset: float, scale: float = 1.0) -> Tensor:
-        """Which of the rows t (P, C) hold a pair below scale times its limit."""
+        """(P, C): which pairs of the rows t (P, C) are below scale times their limit, NaN among them."""
         limits = torch.outer(self.p[k].index_select(0, rows), self.w[k, j])
         limits.addcmul_(self.q[k].index_select(0, rows).unsqueeze(-1), self.n[k, j])
-        return (~(t + offset >= limits.mul_(scale))).any(-1)
+        return ~(t + offset >= limits.mul_(scale))
 
-    def _exact(self, k: int, rows: Tensor, j: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """t (P, C) of rows of entry k, and the augmented features, in float64."""
+    def _exact(self, k: int, rows: Tensor, j: slice) -> Tensor:
+        """t (P, C) of rows of entry k, in float64."""
         part, entry = self.features.part, self.s.start + k
 
         def of(t: Tensor | None, at: Tensor | slice) -> Tensor | None:
@@ -108,14 +105,14 @@ class Near:
         if self.work != torch.float64:
             # the float64 product errs by the same bound, in smaller units
             scale = _numerics.unit_roundoff(torch.float64) / _numerics.unit_roundoff(self.work)
-            again = self._unresolved(t, k, rows, j, shift, scale)
+            again = self._unresolved(t, k, rows, j, shift, scale).any(-1)
         if bool(again.any()):
             s = _differences(x[0, again], y[0], part.time_dims)
             if wx is not None:
                 s *= wx[0, again].unsqueeze(-1) * wy
             t[again] = s * self.features.c[entry]
         t.clamp_(min=TINY)
-        return (t.add_(shift) if self.inside else t), a, b
+        return t.add_(shift) if self.inside else t
 
 
 def with_own_time(x: Tensor, kappa: Tensor, time_dims: int) -> Tensor:
@@ -139,3 +136,12 @@ def _differences(x: Tensor, y: Tensor, time_dims: int) -> Tensor:
     if time_dims:
         out.sub_(along.div_(x[:, :1] + y[:, 0]).square_())
     return out
+
+
+def pair_differences(x: Tensor, y: Tensor, time_dims: int) -> Tensor:
+    """x - y (P, F) of pairs in float64; times as in :func:`_differences`."""
+    delta = x - y
+    if time_dims:
+        along = (delta[..., time_dims:] * (x + y)[..., time_dims:]).sum(-1, keepdim=True)
+        delta[..., :time_dims] = along / (x + y)[..., :time_dims]
+    return delta
