@@ -113,7 +113,8 @@ class HyperbolicCompressor:
     def encode_values(self, values: Tensor) -> Packed:
         """Code vectors (..., N, D): the direction as in "rotated", the length as bfloat16."""
         values = self._checked(values, "values")
-        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = torch.promote_types(values.dtype, torch.float32)
+        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=wide)
         codes = torch.cat((length.bfloat16().view(torch.int16).int() & 0xFFFF, self._direction(values)), -1)
         return self._packed("values", codes, values, None, None)
 

@@ -10,10 +10,10 @@ from horosphere.attention import geodesic_attention
 # Distance of the points from the origin; how far apart the two copies of a point are, None: all apart.
 RADII = (1.0, 6.0, 9.0, 11.0)
 OFFSETS = (0.0, 1e-6, None)
-# Relative to the largest entry of a gradient. A pair takes part by the product form only where its d^2 + eps is known to
-# weight_tolerance (1e-11 and 5e-4); that bounds its share of every gradient, since dL/d(d^2) is at most dL/dlog w over
-# d^2 + eps. In float32 twice that is allowed, for the pair's own weight. The gradient of one number for all pairs is a
-# sum of rows that cancel, of which the roundings add up like the root of their number.
+# Relative to the largest entry of a gradient. A pair takes part by the product form only where its d^2 + eps is known
+# to weight_tolerance (1e-11 and 5e-4); that bounds its share of every gradient, since dL/d(d^2) is at most dL/dlog w
+# over d^2 + eps. In float32 twice that is allowed, for the pair's own weight. The gradient of one number for all pairs
+# is a sum of rows that cancel, of which the roundings add up like the root of their number.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-3}
 POINTS = 300
 

@@ -56,12 +56,31 @@ def test_tokens_of_the_last_block_are_exact():
 @torch.no_grad()
 @pytest.mark.parametrize("code_values", [True, False])
 def test_one_call_equals_a_call_for_every_token(code_values):
-    layer, x = layer_and_tokens(hs.PoincareBall())
-    outs = []
+    """Given the same points: a layer's projection of 1 token and of 150 differ by roundings, which may turn a code."""
+    generator = torch.Generator().manual_seed(0)
+    ball = hs.PoincareBall()
+    query, key = (ball.expmap0(0.5 * torch.randn(2, 2, 150, 8, generator=generator)) for _ in range(2))
+    value = torch.randn(2, 2, 150, 4, generator=generator)
+    outs, codes = [], []
     for sizes in (150, 1, [3, 90, 57]):
         cache = CompressedCache(HyperbolicCompressor(), block=16, code_values=code_values)
-        outs.append(decoded(layer, x, cache, sizes))
+        pieces = zip(*(t.split(sizes, 2) for t in (query, key, value)), strict=True)
+        outs.append(torch.cat([cache.attend(*piece, ball) for piece in pieces], 2))
+        codes.append(cache.key_codes)
     assert torch.allclose(outs[0], outs[1], atol=1e-5) and torch.allclose(outs[0], outs[2], atol=1e-5)
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
+
+
+@torch.no_grad()
+def test_a_float64_layer_decodes_from_codes():
+    """Fault 33."""
+    layer, x = layer_and_tokens(hs.PoincareBall())
+    layer, x = layer.double(), x.double()
+    right = layer(x, x, x, need_weights=False, is_causal=True)[0]
+    cache = CompressedCache(HyperbolicCompressor(8, 10, manifold=layer.manifold), block=16)
+    out = decoded(layer, x, cache, [100] + [1] * 50)
+    assert out.dtype == torch.float64 and cache.coded == 144
+    assert ((out - right).norm() / right.norm()).item() < 0.01
 
 
 @torch.no_grad()

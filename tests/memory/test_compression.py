@@ -312,3 +312,14 @@ def test_bad_input_is_named():
         with pytest.raises(ValueError):
             code.append_(packed, wrong)
     assert torch.equal(packed.data, before) and len(packed) == 5
+
+
+def test_values_of_every_type_are_coded():
+    """Fault 33: float64 values are coded as the float32 ones of equal numbers."""
+    code = HyperbolicCompressor()
+    values = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    narrow, wide = code.encode_values(values), code.encode_values(values.double())
+    found = code.decode(wide)
+    assert found.dtype == torch.float64
+    assert ((found - values.double()).norm(dim=-1) / values.norm(dim=-1)).max() < 0.25
+    torch.testing.assert_close(found.float(), code.decode(narrow), rtol=2**-7, atol=0)
