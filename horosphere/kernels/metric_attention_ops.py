@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels import metric_ops
 from horosphere.kernels.attention_ops import as_scalar
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.dropout import keep_mask
 from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
 from horosphere.kernels.ops import without_autocast
+from horosphere.kernels.reference import metric_sqdist as reference
 from horosphere.kernels.reference.attention import weights
 from horosphere.kernels.tiled.attention import attention as tiled_attention
 from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
@@ -50,8 +50,14 @@ def metric_attention(
 
 def _plain(f, value, eps, power, bias, causal, weight, dropout_p, seed, resolve) -> tuple[Tensor, Tensor]:
     """The whole matrix, differentiable any number of times."""
-    d2 = metric_ops.metric_sqdist(f, resolve=resolve, impl="reference")
-    w, lse = weights(d2.to(_layout(f, value)[1]), eps, power, bias, causal, weight)
+    dtype = _layout(f, value)[1]
+    if resolve:
+        shift = eps[..., None, None] if eps.dim() else eps
+        tolerance = _numerics.weight_tolerance(dtype)
+        d2 = reference.resolved(f, torch.float64, shift if weight == "inverse" else 0.0, tolerance)
+    else:
+        d2 = reference.sqdist(f, f.dtype)
+    w, lse = weights(d2.to(dtype), eps, power, bias, causal, weight)
     if dropout_p:
         w = torch.where(keep_mask(seed, w.shape, dropout_p), w / (1 - dropout_p), 0.0)
     out = w @ value.to(w.dtype)

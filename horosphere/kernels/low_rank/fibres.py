@@ -64,6 +64,24 @@ class Fibres(NamedTuple):
         return Fibres(*(flatten(t, own) for t, own in zip(self, OWN, strict=True)))
 
 
+def limits(f: Fibres, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Tensor]:
+    """p_i (..., N) and p_j (..., M): the product form in ``dtype`` may miss ``tolerance``, relative, at pairs with
+    ``d^2 + eps < (|q|^2 + |k|^2)(p_i + p_j)``.
+
+    The error of u is at most 4 sqrt(D + 2) units of what was subtracted, that of U_r^T delta sqrt(D + 1) units of
+    |U_r| (|q| + |k|), once in d^2 relative to 2 |U_r^T delta|.
+    """
+    dim, unit = f.q.shape[-1] + 2, _numerics.unit_roundoff(dtype)
+    flat, steep = 2 * 4 * dim**0.5 * unit / tolerance, 32 * dim * (unit / tolerance) ** 2
+
+    def limit(scale: Tensor | None, factor: Tensor | None, like: Tensor) -> Tensor:
+        if scale is None or factor is None:
+            return torch.zeros_like(like[..., 0])
+        return f.share * (flat * scale**2 + steep * torch.linalg.vector_norm(factor, dim=(-2, -1)) ** 2)
+
+    return limit(f.scale_q, f.factor_q, f.q), limit(f.scale_k, f.factor_k, f.k)
+
+
 # Dimensions of each tensor that are not batch.
 OWN = (2, 2, 1, 3, 1, 3)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.fibres import Fibres, limits
 
 
 def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
@@ -33,6 +33,32 @@ def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
         for column in factor_k.unbind(-1):
             d2 = d2 + (q @ column.mT - (column * k).sum(-1).unsqueeze(-2)) ** 2
     return d2 if f.share == 1 else d2 * f.share
+
+
+def resolved(f: Fibres, dtype: torch.dtype, eps: float | Tensor, tolerance: float) -> Tensor:
+    """As :func:`sqdist`, pairs whose ``d^2 + eps`` it may miss by more than ``tolerance`` from differences."""
+    d2 = sqdist(f, dtype)
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return d2  # which pairs are near depends on the data, and there nobody may ask
+    with torch.no_grad():
+        norms = (f.q.to(dtype) ** 2).sum(-1).unsqueeze(-1) + (f.k.to(dtype) ** 2).sum(-1).unsqueeze(-2)
+        own, other = limits(f, dtype, tolerance)
+        near = ~(d2 + eps >= norms * (own.unsqueeze(-1) + other.unsqueeze(-2)))
+        entry, row, column = near.reshape(-1, *near.shape[-2:]).nonzero(as_tuple=True)
+    if not entry.numel():
+        return d2
+    q, k, scale_q, factor_q, scale_k, factor_k = f.flat(d2.shape[:-2], torch.float64)
+    rows, columns = (entry, row), (entry, column)
+    pairs = Fibres(
+        q[rows],
+        k[columns],
+        None if scale_q is None else scale_q[rows],
+        None if factor_q is None else factor_q[rows],
+        None if scale_k is None else scale_k[columns],
+        None if factor_k is None else factor_k[columns],
+    )
+    flat = d2.reshape(-1, *d2.shape[-2:])
+    return flat.index_put((entry, row, column), by_differences(pairs).to(dtype)).view(d2.shape)
 
 
 def by_differences(f: Fibres) -> Tensor:

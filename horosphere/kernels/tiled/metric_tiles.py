@@ -18,9 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere import _numerics
 from horosphere.kernels.chord.augment import tile_product
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.fibres import Fibres, limits
 from horosphere.kernels.reference.metric_sqdist import by_differences
 from horosphere.kernels.tiled.huge_pages import prefer_large
 
@@ -72,7 +71,7 @@ class MetricTiles:
         self._direct: list[Tensor | None] | None = None  # of pairs worked from differences
         self.norms = nq.squeeze(-1), nk.squeeze(-1)
         if tolerance is not None:
-            self._bounds(*self.norms)
+            self._bounds(*self.norms, tolerance)
 
     def _side(self, scale: Tensor | None, factor: Tensor | None, points: Tensor) -> Side | None:
         if scale is None:
@@ -83,25 +82,8 @@ class MetricTiles:
         columns[..., dim] = -torch.einsum("bndr,bnd->rbn", factor, points)
         return Side(columns, self.fibres.share * scale * scale)
 
-    def _bounds(self, nq: Tensor, nk: Tensor) -> None:
-        """Pairs with d^2 + eps < (|q|^2 + |k|^2)(p_i + p_j) may miss the tolerance.
-
-        The error of u is at most 4 sqrt(D + 2) units of what was subtracted, that of U_r^T delta sqrt(D + 1) units of
-        |U_r| (|q| + |k|), once in d^2 relative to 2 |U_r^T delta|.
-        """
-        dim, unit = self.a.shape[-1], _numerics.unit_roundoff(self.dtype)
-        flat = 2 * 4 * dim**0.5 * unit / self.tolerance
-        steep = 32 * dim * (unit / self.tolerance) ** 2
-
-        def limit(scale: Tensor | None, factor: Tensor | None, like: Tensor) -> Tensor:
-            if scale is None:
-                return torch.zeros_like(like)
-            return self.fibres.share * (flat * scale**2 + steep * _square(factor))
-
-        self.limits = [
-            limit(self.flat.scale_q, self.flat.factor_q, nq),
-            limit(self.flat.scale_k, self.flat.factor_k, nk),
-        ]
+    def _bounds(self, nq: Tensor, nk: Tensor, tolerance: float) -> None:
+        self.limits = limits(self.flat, self.dtype, tolerance)
         self._largest = (_most(nq) + _most(nk)) * (_most(self.limits[0]) + _most(self.limits[1]))
 
     def extent(self) -> float:
