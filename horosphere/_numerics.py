@@ -103,6 +103,39 @@ def mean_tolerance(dtype: torch.dtype) -> float:
 # be rounding, and the residual decides.
 OBJECTIVE_NOISE = 1e-9
 
+# Tiles of attention keep t = |kappa| u / 2 at least here: nothing beside any eps, and the slope of d^2 is still that of
+# coincident points. Squared distances below the second number are those of such pairs, where d has no slope.
+SMALLEST_CHORD2 = 1e-30
+COINCIDENT = 1e-24
+# Embeddings keep points of a ball at sqrt|kappa| |x| <= 1 - this, hyperbolic radius 23.7: closer to the rim
+# 1 + kappa |x|^2, formed by subtraction, would have fewer than six digits.
+TRAINING_RIM = 1e-10
+# A node whose share of a ranking loss is below this does not move: that much hyperbolic length is less than what a
+# table of float64 keeps of a point at radius 8, and a million such steps are less than one of a training's.
+UNSEEN_SHARE = 1e-9
+# Sine of the angle between points of a sphere, below which the slope of their distance is held: the direction from one
+# to the other has fewer than four digits there.
+LEAST_SINE = 1e-12
+# Half the opening of an entailment cone stays this far below a right angle's sine: the slope of asin is at most 2e4.
+CONE_MARGIN = 1e-9
+# What is divided by is at least this where the quotient is not used.
+SMALLEST_DIVISOR = 1e-300
+# Least |kappa| longest^2 of a learned curvature: flat to one in ten million, and a sphere's coordinates still hold the
+# digits of a distance.
+FLATTEST = 1e-6
+# Two lengths of one edge, and the two halves of a distance matrix, that differ by no more than this, relative, are the
+# same number written with nine digits.
+SAME_LENGTH = 1e-8
+SYMMETRIC = 1e-9
+# Start of a training from h-MDS: equal points are moved apart by this much of the unit of length.
+NUDGE = 1e-6
+# Norm of a mean direction, or of a tangent between unit vectors, below which it is rounding.
+NO_DIRECTION = 1e-12
+# Codebook: tolerance of the solver, and what its equations may be off by.
+CODEBOOK_STEP, CODEBOOK_ERROR = 1e-13, 1e-10
+# torch's own summand under a norm that gradients are divided by.
+CLIP_SUMMAND = 1e-6
+
 # 1 + kappa |x|^2 below which its roundings are undone: above it they are at most 2^-53 (D + 2) / 0.03 of itself.
 RIM_GAP = 0.03
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.

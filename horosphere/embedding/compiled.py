@@ -12,6 +12,8 @@ import math
 import numba
 import numpy as np
 
+from horosphere import _numerics
+
 __all__ = [
     "BALL",
     "FLAT",
@@ -23,10 +25,10 @@ __all__ = [
 ]
 
 FLAT, BALL, SPHERE = 0, 1, 2
-# Points of a ball stay at sqrt(c) |x| <= 1 - RIM, hyperbolic radius 23.7: closer to the rim 1 - c |x|^2, formed by
-# subtraction here, would have fewer than six digits. A row that another thread is halfway through writing may look as
-# if it lay outside: gaps are never taken for less than RIM, and moves that are no numbers are not made.
-RIM = 1e-10
+# A row that another thread is halfway through writing may look as if it lay outside of the ball: gaps are never taken
+# for less than RIM, and moves that are no numbers are not made.
+RIM = _numerics.TRAINING_RIM
+_LEAST_SINE = _numerics.LEAST_SINE
 # Half the longest step on a ball of curvature -1: from the rim inwards the exponential map divides by (1 - tanh)^2,
 # 8e-9 for this one and no number at all for three times it.
 LONGEST = 5.0
@@ -118,7 +120,7 @@ def _distance(kind, c, xs, x, ys, y, lo, hi):
     # unit tangent at x away from y: (cos x - y) / (R sin), on a sphere of radius R
     half = min(1.0, 0.5 * root * math.sqrt(delta2))
     angle = 2.0 * math.asin(half)
-    sine = max(2.0 * half * math.sqrt(1.0 - half * half), 1e-12) / root
+    sine = max(2.0 * half * math.sqrt(1.0 - half * half), _LEAST_SINE) / root
     cosine = 1.0 - 2.0 * half * half
     return angle / root, cosine / sine, -1.0 / sine, cosine / sine, -1.0 / sine
 

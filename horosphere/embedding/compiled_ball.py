@@ -12,13 +12,12 @@ import math
 import numba
 import numpy as np
 
+from horosphere import _numerics
 from horosphere.embedding.compiled import LONGEST, RIM, _below, _negative
 
 __all__ = ["LEAST_CURVATURE", "ball_pairs", "ball_pairs_threaded"]
 
-# A node whose share of the softmax is below this does not move: rate * 1e-9 of hyperbolic length is less than what a
-# table of float64 keeps of a point at radius 8, and a million such steps are less than one of a training's.
-UNSEEN = 1e-9
+UNSEEN = _numerics.UNSEEN_SHARE
 # exp(-d) underflows for no pair of the ball's points (radius 23.7) as long as the curvature is not flatter.
 LEAST_CURVATURE = 0.01
 # Lists of excluded nodes up to this long are walked, longer ones searched.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere._numerics import safe_sqrt
 from horosphere.manifolds import PoincareBall
 
@@ -55,7 +56,7 @@ def _excess(x2: Tensor, y2: Tensor, xy: Tensor) -> Tensor:
     # |x|^2 |x - y|^2 (1 + |x|^2 |y|^2 - 2 <x, y>) - along^2 = (1 - |x|^2)^2 (|x|^2 |y|^2 - <x, y>^2).
     along = xy * (1 + x2) - x2 * (1 + y2)
     across = (1 - x2) * safe_sqrt((x2 * y2 - xy**2).clamp(min=0))
-    half_width = torch.asin((APERTURE * (1 - x2) / safe_sqrt(x2)).clamp(max=1 - 1e-9))
+    half_width = torch.asin((APERTURE * (1 - x2) / safe_sqrt(x2)).clamp(max=1 - _numerics.CONE_MARGIN))
     return torch.atan2(across, along) - half_width
 
 
@@ -78,7 +79,7 @@ def outside_centre(points: Tensor, manifold) -> Tensor:
     """Points with those nearer the origin than a cone's apex can be moved out along their radius."""
     radius = INNER / math.sqrt(-manifold.kappa)
     norm = points.norm(dim=-1, keepdim=True)
-    return torch.where(norm < radius, points * (radius / norm.clamp(min=1e-300)), points)
+    return torch.where(norm < radius, points * (radius / norm.clamp(min=_numerics.SMALLEST_DIVISOR)), points)
 
 
 def drawn_in(points: Tensor, manifold) -> Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.manifolds import Lorentz, PoincareBall, Product, Sphere, manifold_from_config
 
 __all__ = ["CurvatureSteps", "curvatures", "fixed", "learnable", "with_curvatures"]
@@ -16,8 +17,6 @@ SAMPLE = 2**14
 # Steps in log |kappa|: the first, the longest, and what they grow and shrink by (Riedmiller and Braun's factors).
 FIRST, LONGEST, GROW, SHRINK = 0.05, 0.2, 1.2, 0.5
 NUDGE = 1e-3
-# Least |kappa| longest^2: flat to one in ten million, and a sphere's coordinates still hold the digits of a distance.
-FLATTEST = 1e-6
 
 
 class CurvatureSteps:
@@ -70,7 +69,7 @@ class CurvatureSteps:
             self.state[1, k] = sign
         moved = kappas.copy()
         moved[self._curved] *= np.exp(-self.state[0] * self.state[1])
-        least = np.minimum(np.abs(kappas), FLATTEST / float(wanted.max()) ** 2)
+        least = np.minimum(np.abs(kappas), _numerics.FLATTEST / float(wanted.max()) ** 2)
         moved = np.sign(kappas) * np.maximum(np.abs(moved), least)
         return with_curvatures(manifold, points, moved)
 

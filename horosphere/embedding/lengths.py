@@ -10,6 +10,7 @@ import torch
 from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import ambient_dim
 
@@ -124,7 +125,7 @@ def as_lengths(graph: Any, metric: str) -> Graph:
     order = np.lexsort(np.sort(result.edges, axis=1).T)
     ends, values = np.sort(result.edges, axis=1)[order], result.weights[order]
     twice = np.flatnonzero((ends[1:] == ends[:-1]).all(axis=1))
-    apart = twice[np.abs(values[1:] - values[:-1])[twice] > 1e-8 * values[twice]]
+    apart = twice[np.abs(values[1:] - values[:-1])[twice] > _numerics.SAME_LENGTH * values[twice]]
     if len(apart):
         u, v = (result.nodes[i] for i in ends[apart[0]])
         raise ValueError(

@@ -5,6 +5,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.manifolds import Lorentz, PoincareBall, Stereographic, convert
 
 __all__ = ["hyperbolic_mds", "hyperbolic_mds_spectrum", "hyperbolic_mds_start"]
@@ -89,7 +90,7 @@ def hyperbolic_mds_start(distances: np.ndarray, manifold, n_components: int, rng
     """
     kappa = hyperbolic_curvature(manifold)
     points = hyperbolic_mds(distances, n_components, kappa)
-    points[:, 1:] += rng.normal(scale=1e-6 / np.sqrt(-kappa), size=(len(points), n_components))
+    points[:, 1:] += rng.normal(scale=_numerics.NUDGE / np.sqrt(-kappa), size=(len(points), n_components))
     source = Lorentz(kappa)
     return convert(source.projx(torch.from_numpy(points)), source, manifold)
 
@@ -122,7 +123,7 @@ def _scaled_gram(distances: np.ndarray, kappa: float) -> tuple[np.ndarray, np.nd
         raise ValueError("distances must be finite: those of a graph are where it is connected")
     if distances.min() < 0 or np.any(np.diag(distances)):
         raise ValueError("distances must be >= 0, and 0 on the diagonal")
-    if np.abs(distances - distances.T).max() > 1e-9 * distances.max():
+    if np.abs(distances - distances.T).max() > _numerics.SYMMETRIC * distances.max():
         raise ValueError("distances must be symmetric")
     logs = _log_cosh(distances * np.sqrt(-kappa))
     log_scale = logs[np.argmin(logs.sum(axis=0))]

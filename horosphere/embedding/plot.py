@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from horosphere import _numerics
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import write_atomically
 
@@ -106,9 +107,9 @@ def to_globe(points: np.ndarray, centre: int | None = None) -> np.ndarray:
     norm = np.linalg.norm(to)
     # Two half-turns make the rotation that takes the direction to axis 2 in the plane of both.
     front = np.asarray([0.0, 0.0, 1.0])
-    to = to / norm if norm > 1e-12 else front
+    to = to / norm if norm > _numerics.NO_DIRECTION else front
     half = to + front
-    if half @ half < 1e-24:
+    if half @ half < _numerics.NO_DIRECTION**2:
         return unit * [1.0, -1.0, -1.0]
     half /= np.linalg.norm(half)
     turned = 2 * np.outer(unit @ half, half) - unit
@@ -125,7 +126,9 @@ def great_circles(start: np.ndarray, end: np.ndarray, samples: int = _SAMPLES) -
     length = np.linalg.norm(tangent, axis=1, keepdims=True)
     some = np.cross(start, np.eye(3)[np.argmin(np.abs(start), axis=1)])
     some /= np.linalg.norm(some, axis=1, keepdims=True)
-    direction = np.where(length > 1e-12, tangent / np.maximum(length, 1e-300), some)
+    direction = np.where(
+        length > _numerics.NO_DIRECTION, tangent / np.maximum(length, _numerics.SMALLEST_DIVISOR), some
+    )
     t = np.linspace(0, 1, samples)[:, None] * angle
     return np.cos(t) * start[:, None] + np.sin(t) * direction[:, None]
 

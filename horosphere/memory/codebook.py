@@ -9,6 +9,8 @@ import numpy as np
 from scipy.optimize import root
 from scipy.special import ndtr, ndtri
 
+from horosphere import _numerics
+
 __all__ = ["normal_codebook"]
 
 
@@ -35,9 +37,9 @@ def normal_codebook(bits: int) -> np.ndarray:
         raise ValueError(f"bits must be a whole number from 1 to 8; got {bits!r}")
     count = 2 ** (bits - 1)
     start = math.sqrt(3) * ndtri((np.arange(count) + count + 0.5) / (2 * count))
-    found = root(_distance_to_cell_means, start, tol=1e-13)
+    found = root(_distance_to_cell_means, start, tol=_numerics.CODEBOOK_STEP)
     half = found.x
-    if not np.abs(_distance_to_cell_means(half)).max() < 1e-10:
+    if not np.abs(_distance_to_cell_means(half)).max() < _numerics.CODEBOOK_ERROR:
         raise ArithmeticError(f"the codebook of {bits} bits did not converge: {found.message}")
     levels = np.concatenate([-half[::-1], half])
     levels.setflags(write=False)

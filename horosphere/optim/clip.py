@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
+
 __all__ = ["clip_grad_norm_"]
 
 
@@ -17,7 +19,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
 
     ``torch.nn.utils.clip_grad_norm_`` for dense and sparse gradients together (torch's raises on sparse
     ones). Duplicate rows of a sparse gradient are summed first, so the norm is that of the dense gradient.
-    The factor is ``min(1, max_norm / (norm + 1e-6))``, as torch's.
+    The factor is ``min(1, max_norm / (norm + _numerics.CLIP_SUMMAND))``, as torch's.
 
     Args:
         parameters: a parameter or parameters; those without a gradient are left out.
@@ -41,7 +43,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     if not values:
         return torch.tensor(0.0)
     norm = torch.nn.utils.get_total_norm(values)
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / (norm + _numerics.CLIP_SUMMAND)).clamp(max=1.0)
     for value in values:
         value.mul_(factor.to(value.device, value.dtype))
     return norm

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba.core import types
 
+from horosphere import _numerics
 from horosphere.kernels.numba.products import add_times, numbers_at, rows_by_columns
 from horosphere.kernels.numba.sqdist_loops import hyperbolic, spherical
 
@@ -31,8 +32,7 @@ jit = numba.njit(fastmath={"contract", "nsz"}, **OPTIONS, **BARE)
 sum_jit = numba.njit(fastmath={"contract", "nsz", "reassoc"}, **OPTIONS, **BARE)
 
 ZERO, ONE, TWO = (np.float32(c) for c in (0, 1, 2))
-# t is kept at least here, as in horosphere.kernels.tiled.near
-TINY = np.float32(1e-30)
+TINY = np.float32(_numerics.SMALLEST_CHORD2)
 
 
 class Settings(NamedTuple):

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.kernels.chord import arcs
 from horosphere.kernels.tiled.chord_features import ROOT2, ChordFeatures, alike
 from horosphere.kernels.tiled.chord_gradients import Block, ChordGradients
-from horosphere.kernels.tiled.near import TINY, Near, Unresolved
+from horosphere.kernels.tiled.near import Near, Unresolved
 from horosphere.kernels.tiled.products import Blocks, Buffers, multiply
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PartTiles:
         self.factor = squares[0] if alike(squares) else self.a.new_tensor(roots)[:, None, None]
         self.wide = self.sign < 0 and any(arcs.overflows(t, self.work) for t in features.largest[s])
         self.near = Near(features, s, shift, inside) if scores.resolve else None
-        self.least = max(float(shift.min()), TINY) if inside else TINY
+        self.least = max(float(shift.min()), _numerics.SMALLEST_CHORD2) if inside else _numerics.SMALLEST_CHORD2
         self.flagged: list[Unresolved] = []
         self.slope: Tensor | None = None
         self.bend: Tensor | None = None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.kernels.chord.augment import tile_product
 from horosphere.kernels.low_rank.fibres import Fibres, limits
 from horosphere.kernels.reference.metric_sqdist import by_differences
@@ -26,8 +27,6 @@ from horosphere.kernels.tiled.huge_pages import prefer_large
 # Pairs worked from differences at a time: 2^12 with metrics of 64 x 4 take 17 MB. Tiles in float32 with more are made
 # again by products in float64.
 PAIRS = 2**12
-# z is kept at least here where weights are made of it, as in horosphere.kernels.tiled.near.
-TINY = 1e-30
 
 
 class Side(NamedTuple):
@@ -101,7 +100,9 @@ class MetricTiles:
         for t in self._columns(e, i, j, scratch):
             z.addcmul_(t, t)
         if self.tolerance is None or not z.numel() or float(z.amin()) >= self._largest:
-            return Tile(z if eps is None or self.tolerance is not None else z.clamp_(min=TINY), None, None)
+            return Tile(
+                z if eps is None or self.tolerance is not None else z.clamp_(min=_numerics.SMALLEST_CHORD2), None, None
+            )
         return self.rework_(z, e, i, j, eps)
 
     def rework_(self, z: Tensor, e: slice, i: slice, j: slice, eps: Tensor | None) -> Tile:
@@ -119,7 +120,9 @@ class MetricTiles:
             return Tile(z.copy_(exact.z), None, exact)
         for some in near.split(PAIRS):
             d2 = by_differences(self._pairs(some, e, i, j))
-            z[tuple(some.T)] = (d2 if eps is None else (d2 + eps[some[:, 0], 0, 0]).clamp(min=TINY)).to(z.dtype)
+            z[tuple(some.T)] = (
+                d2 if eps is None else (d2 + eps[some[:, 0], 0, 0]).clamp(min=_numerics.SMALLEST_CHORD2)
+            ).to(z.dtype)
         return Tile(z, near, None)
 
     def _columns(self, e: slice, i: slice, j: slice, scratch: Tensor) -> Iterator[Tensor]:

@@ -25,9 +25,6 @@ from horosphere.kernels.chord.parts import Part
 if TYPE_CHECKING:
     from horosphere.kernels.tiled.chord_features import ChordFeatures
 
-# t is kept at least here, where d^2 is nothing beside any eps and its slope is still that of coincident points.
-TINY = 1e-30
-
 
 class Unresolved(NamedTuple):
     """Rows of batch entry k of the group with unresolved pairs, whose gradient is worked from differences too."""
@@ -111,7 +108,7 @@ class Near:
             if wx is not None:
                 s *= wx[0, again].unsqueeze(-1) * wy
             t[again] = s * self.features.c[entry]
-        t.clamp_(min=TINY)
+        t.clamp_(min=_numerics.SMALLEST_CHORD2)
         return t.add_(shift) if self.inside else t
 
 

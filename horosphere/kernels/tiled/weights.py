@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.kernels.dropout import kept, row_keys
 from horosphere.kernels.tiled.entries import Entries
 
 # Largest |log weight| at which sums of weights stay plain: e^60 times 2^40 keys are a float32 number.
 PLAIN = {torch.float32: 60.0, torch.float64: 600.0}
-# Squared distances below are those of coincident points: the tiles keep theirs at 1e-30.
-COINCIDENT = 1e-24
 
 
 class Weighing:
@@ -68,7 +67,7 @@ class Weighing:
         if self.kind == "gaussian":
             return g
         # the slope of d at coincident points is defined as 0
-        return g.masked_fill_(z <= COINCIDENT, 0.0).div_(z.sqrt_()).mul_(0.5)
+        return g.masked_fill_(z <= _numerics.COINCIDENT, 0.0).div_(z.sqrt_()).mul_(0.5)
 
 
 class Mask:
