@@ -108,12 +108,12 @@ def differences(own, other, tile, F: tl.constexpr, TIME: tl.constexpr, R: tl.con
     a = own + TIME * tile.length
     b = other + TIME * tile.others
     for _ in range(0, F - TIME):
-        left, right = both(a, b, tile)
-        left, right = left.to(tl.float64), right.to(tl.float64)
-        delta = left - right
+        left = tl.load(a + tile.rows, mask=tile.rows < tile.length, other=0.0).to(tl.float64)
+        right = tl.load(b + tile.columns, mask=tile.columns < tile.others, other=0.0).to(tl.float64)
+        delta = left[:, None] - right[None, :]
         s += delta * delta
         if TIME:
-            along += delta * (left + right)
+            along += delta * (left[:, None] + right[None, :])
         a += tile.length
         b += tile.others
     if TIME:
@@ -210,8 +210,10 @@ def add(
             g = tl.where(near, g, 0.0)
             _, step = differences(x, y, tile, size, time, R, C)
             for k in range(0, tl.minimum(F, size - slab)):
-                one, two = both(x + (slab + k) * tile.length, y + (slab + k) * tile.others, tile)
-                delta = one.to(tl.float64) - two.to(tl.float64)
+                own, other = x + (slab + k) * tile.length, y + (slab + k) * tile.others
+                left = tl.load(own + tile.rows, mask=tile.rows < tile.length, other=0.0).to(tl.float64)
+                one = tl.load(other + tile.columns, mask=tile.columns < tile.others, other=0.0).to(tl.float64)
+                delta = left[:, None] - one[None, :]
                 if time:
                     delta = tl.where(slab + k == 0, step, delta)
                 column = tl.sum(g * delta.to(g.dtype), 1)

@@ -144,13 +144,14 @@ def distances(space, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 @triton.jit
 def difference(space, f, tile, SHAPE: tl.constexpr):
     """own - other of a tile in one feature, in float64: the queries' features hold -2 q, the keys' k, both exact."""
-    left, right = both(space.own.features + f * tile.length, space.other.features + f * tile.others, tile)
-    left, right = left.to(tl.float64), right.to(tl.float64)
+    own, other = space.own.features + f * tile.length, space.other.features + f * tile.others
+    left = tl.load(own + tile.rows, mask=tile.rows < tile.length, other=0.0).to(tl.float64)
+    right = tl.load(other + tile.columns, mask=tile.columns < tile.others, other=0.0).to(tl.float64)
     if SHAPE.swapped:
         right = right * -0.5
     else:
         left = left * -0.5
-    return left - right  # [R, C]
+    return left[:, None] - right[None, :]  # [R, C]
 
 
 @triton.jit
