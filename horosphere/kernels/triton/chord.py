@@ -208,7 +208,8 @@ def add(
     if SHAPE.resolve:
         if some(near):
             g = tl.where(near, g, 0.0)
-            _, step = differences(x, y, tile, size, time, R, C)
+            if time:
+                _s, step = differences(x, y, tile, size, time, R, C)
             for k in range(0, tl.minimum(F, size - slab)):
                 own, other = x + (slab + k) * tile.length, y + (slab + k) * tile.others
                 left = tl.load(own + tile.rows, mask=tile.rows < tile.length, other=0.0).to(tl.float64)

@@ -163,7 +163,7 @@ def start(sums, space, entry, SHAPE: tl.constexpr, R: tl.constexpr, F: tl.conste
 def add(state, sums, space, upper, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, F: tl.constexpr):
     """Add what the gradient of a tile [R, C] gives to its rows; that of the curvature is returned."""
     t = product(space.own, space.other, tile, space.size, R, C)
-    proper = inside(tile) & (t > 0)  # coincident points and antipodes have gradient 0
+    proper = t > 0  # coincident points and antipodes have gradient 0, as what lies beyond the last row and column
     if SHAPE.sign > 0:
         proper = proper & (t < 2)
     t = tl.where(proper, t, 1.0)

@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 def program(length, across, R: tl.constexpr):
     """(batch entry, first row, which of the blocks across) of a program; the last varies fastest."""
     pid = tl.program_id(0).to(tl.int64)
-    down = tl.cdiv(length, R)
+    down = (length + R - 1) // R
     return pid // (down * across), pid // across % down * R, pid % across
 
 
