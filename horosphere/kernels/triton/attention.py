@@ -214,7 +214,7 @@ def gradient(
         found = SCORE(space, shift_and_rate[0], tile, SHAPE, R, C)
         g, taken, measured = slopes(found[0], shift_and_rate, upper, mask, tile, KIND, R, C)
         if KIND.sums_values:
-            add_products(values, taken, upper.other, tile, upper.width, KIND.precision, F)
+            add_products(values, taken, upper.other, tile, upper.width, KIND, F)
         if KIND.bias_gradient == PAIRS:
             if slab == 0:
                 add_to_bias(bias, g, mask, pairs_of(tile, KIND.swapped))

@@ -220,17 +220,17 @@ def add_far(sums, space, g, factor, tile, SHAPE: tl.constexpr, R: tl.constexpr, 
     """Add what g = dL/d(d^2) of a tile gives to its rows in product form; the scales are the caller's."""
     own, other, dim = space.own, space.other, space.dim
     h = g * factor
-    add_products(sums.features, h, other.features, tile, dim, SHAPE.precision, F)
+    add_products(sums.features, h, other.features, tile, dim, SHAPE, F)
     add_products_singly(sums.features + dim * tile.length, h, other.features + dim * tile.others, tile, 2)
     for r in range(0, own.rank):
         into = sums.columns + r * own.step
         h = g * product(own.columns + r * own.step, other.points, tile, dim + 1, R, C)
-        add_products(into, h, other.points, tile, dim, SHAPE.precision, F)
+        add_products(into, h, other.points, tile, dim, SHAPE, F)
         add_products_singly(into + dim * tile.length, h, other.points + dim * tile.others, tile, 1)
     for r in range(0, other.rank):
         column = other.columns + r * other.step
         h = g * product(own.points, column, tile, dim + 1, R, C)
-        add_products(sums.points, h, column, tile, dim, SHAPE.precision, F)
+        add_products(sums.points, h, column, tile, dim, SHAPE, F)
 
 
 @triton.jit
@@ -262,7 +262,7 @@ def add_near(sums, space, g, factor, tile, SHAPE: tl.constexpr, R: tl.constexpr,
     for r in range(0, other.rank):
         column = other.columns + r * other.step
         h = wide * along(space, column, False, tile, SHAPE, R, C) * root
-        add_products(sums.points, h.to(g.dtype), column, tile, space.dim, SHAPE.precision, F)
+        add_products(sums.points, h.to(g.dtype), column, tile, space.dim, SHAPE, F)
     return tl.sum(wide * square, 1).to(g.dtype)
 
 

@@ -84,8 +84,10 @@ def add(into, t, rows, n):
 
 
 @triton.jit
-def add_products(into, g, features, tile, size, PRECISION: tl.constexpr, F: tl.constexpr):
-    """into (size, N) += features (size, M) times the transpose of g [R, C], F features at a time."""
+def add_products(into, g, features, tile, size, SHAPE: tl.constexpr, F: tl.constexpr):
+    """into (size, N) += features (size, M) times the transpose of g [R, C], F features at a time, in the precision of
+    SHAPE.
+    """
     rows, columns = tile.rows[:, None], tile.columns[:, None]
     for start in tl.range(0, size, F, num_stages=1):  # copies made ahead would spill hundreds of registers
         feature = start + tl.arange(0, F)[None, :]
@@ -95,7 +97,7 @@ def add_products(into, g, features, tile, size, PRECISION: tl.constexpr, F: tl.c
         own = into + feature * tile.length + rows
         there = (feature < size) & (rows < tile.length)
         before = tl.load(own, mask=there, other=0.0)  # [R, F]
-        tl.store(own, tl.dot(g, right, before, input_precision=PRECISION, out_dtype=before.dtype), mask=there)
+        tl.store(own, tl.dot(g, right, before, input_precision=SHAPE.precision, out_dtype=before.dtype), mask=there)
     tl.debug_barrier()
 
 
