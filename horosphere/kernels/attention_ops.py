@@ -115,8 +115,9 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
         inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
         if impl == "triton":
             from horosphere.kernels.triton.attention import attention as triton_attention
+            from horosphere.kernels.triton.chord import Points
 
-            return triton_attention(parts, batch, dtype, *inputs, resolve)
+            return triton_attention(Points(parts, batch, dtype, resolve=resolve), *inputs)
         return tiled_attention(ChordScores(parts, batch, dtype, resolve=resolve), *inputs)
 
 
@@ -141,14 +142,14 @@ def _(
         results = out, lse, dout, dlse, tuple(wanted)
         if impl == "triton":
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
+            from horosphere.kernels.triton.chord import Points
 
-            points, dvalue, *drates, dbias = triton_attention_backward(
-                parts, batch, dtype, *inputs, resolve, *results, curvature
-            )
+            scores = Points(parts, batch, dtype, resolve=resolve, curvature=curvature)
+            dvalue, *drates, dbias = triton_attention_backward(scores, *inputs, *results)
         else:
             scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
             dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
-            points = scores.gradients()
+        points = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )

@@ -91,9 +91,11 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
     with without_autocast(value.device):
         rates = kappa_entries(eps, batch), kappa_entries(power, batch)
         if impl == "triton":
-            from horosphere.kernels.triton.metric_attention import attention as triton_attention
+            from horosphere.kernels.triton.attention import attention as triton_attention
+            from horosphere.kernels.triton.metric import Tokens
 
-            return triton_attention(f, batch, dtype, value, *rates, bias, causal, weight, dropout_p, seed, resolve)
+            tokens = Tokens(f, batch, dtype, resolve=resolve)
+            return triton_attention(tokens, value, *rates, bias, causal, weight, dropout_p, seed)
         scores = MetricScores(f, batch, dtype, resolve=resolve)
         return tiled_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
 
@@ -118,13 +120,15 @@ def _(
         inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
         results = out, lse, dout, dlse, tuple(wanted)
         if impl == "triton":
-            from horosphere.kernels.triton.metric_attention import attention_backward as triton_attention_backward
+            from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
+            from horosphere.kernels.triton.metric import Tokens
 
-            fibres, dvalue, *drates, dbias = triton_attention_backward(f, batch, dtype, *inputs, resolve, *results)
+            scores = Tokens(f, batch, dtype, resolve=resolve)
+            dvalue, *drates, dbias = triton_attention_backward(scores, *inputs, *results)
         else:
             scores = MetricScores(f, batch, dtype, resolve=resolve)
             dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
-            fibres = scores.gradients()
+        fibres = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )

@@ -45,7 +45,7 @@ def _(tensors, end, resolve, impl):
     f = fibres_of(tensors, end)
     with without_autocast(f.q.device):
         if impl == "triton":
-            from horosphere.kernels.triton.metric import sqdist as triton_sqdist
+            from horosphere.kernels.triton.sqdist import metric_sqdist as triton_sqdist
 
             return triton_sqdist(f, *_work(f, resolve))
         return tiled_sqdist(f, *_work(f, resolve))
@@ -69,7 +69,7 @@ def _(grad, tensors, end, resolve, impl):
     f = fibres_of(tensors, end)
     with without_autocast(grad.device):
         if impl == "triton":
-            from horosphere.kernels.triton.metric import sqdist_backward as triton_sqdist_backward
+            from horosphere.kernels.triton.sqdist import metric_sqdist_backward as triton_sqdist_backward
 
             return triton_sqdist_backward(grad, f, _work(f, resolve)[0])
         return tiled_sqdist_backward(grad, f, _work(f, resolve)[0])

@@ -34,14 +34,15 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from horosphere.kernels.triton import ahead
 
-    chosen = {(v.kernel, v.dtype, v.constants["SIGN"]): v for v in ahead.variants()}
+    on = ahead.TARGETS[target].backend
+    chosen = {(v.kernel, v.dtype, v.constants["SHAPE"].sign): v for v in ahead.variants()}
     assert len(chosen) == 12
     # of attention one kernel: it takes seconds to compile
-    of_attention = next(v for v in ahead.attention_variants() if v.name == "gradient of keys product inverse fp32")
+    of_attention = next(v for v in ahead.attention_variants(on) if v.name == "gradient of keys product inverse fp32")
     of_nearest = [v for v in ahead.nearest_variants() if v.name.endswith("product fp32")]
     assert len(of_nearest) == 2
-    of_metrics = [v for v in ahead.metric_variants() if "both" in v.name and "gradient of" not in v.name]
-    of_metrics.append(next(v for v in ahead.metric_variants() if v.name == "gradient of metric keys, both fp32"))
+    of_metrics = [v for v in ahead.metric_variants(on) if "both" in v.name and "gradient of" not in v.name]
+    of_metrics.append(next(v for v in ahead.metric_variants(on) if v.name == "gradient of metric keys, both fp32"))
     for variant in (*chosen.values(), *of_nearest, of_attention, *of_metrics):
         usage = ahead.build(variant, target)
         assert 0 < usage.registers <= 512 and usage.shared <= 48 * 1024
@@ -53,9 +54,11 @@ def test_lengths_of_one_compile(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from horosphere.kernels.triton import ahead
 
-    for variant in {v.kernel: v for v in ahead.every_variant() if v.dtype == torch.float32}.values():
-        ones = {name: 1 for name in variant.kernel.arg_names if ahead.ARGUMENTS.get(name) == "i32"}
-        assert ahead.build(variant._replace(constants=variant.constants | ones), "sm_90").registers > 0
+    of_float32 = [v for v in ahead.every_variant() if v.dtype == torch.float32]
+    chosen = {(v.kernel, v.constants.get("OF_ENTRY")): v for v in of_float32}
+    assert len(chosen) == 10
+    for variant in chosen.values():
+        assert ahead.build(variant, "sm_90", ones=True).registers > 0
 
 
 @pytest.mark.parametrize(
@@ -71,18 +74,19 @@ def test_lengths_of_one_compile(tmp_path, monkeypatch):
 )
 def test_launches_write_a_bias_gradient_once(shape, batch, runs):
     """No launch has two entries of one matrix: programs of a launch run side by side. Sums of rows are their own."""
-    from horosphere.kernels.triton.backward import Sums, places
+    from horosphere.kernels.triton.weights import Tally, kind_of, places
 
     bias, batch = torch.zeros(shape), torch.Size(batch)
-    sums = Sums(batch, torch.float32, 3, 5, bias, (False, False, True), bias.device)
-    constants = [sums.constants(swapped, True) for swapped in (False, True)]
-    assert sorted(c["BIAS_GRADIENT"] > 0 for c in constants) == [False, True]
-    written = constants[constants[1]["BIAS_GRADIENT"] > 0]
-    slices = list(sums.runs(slice(0, batch.numel()), written))
+    tally = Tally(batch, 3, 5, bias, (False, False, True), torch.zeros(()))
+    kind = kind_of("inverse", bias, None, 0.0, "ieee")
+    kinds = [tally.kind(kind, swapped, True) for swapped in (False, True)]
+    assert sorted(k.bias_gradient > 0 for k in kinds) == [False, True]
+    written = kinds[kinds[1].bias_gradient > 0]
+    slices = list(tally.runs(slice(0, batch.numel()), written))
     assert [s.stop - s.start for s in slices] == runs
-    if written["BIAS_GRADIENT"] == 1:
+    if written.bias_gradient == 1:
         assert all(len(set(found)) == len(found) for found in (places(bias, batch)[s].tolist() for s in slices))
-    assert sums.gradients()[2].shape == bias.shape
+    assert tally.gradients()[2].shape == bias.shape
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in full where there is a GPU")

@@ -1,166 +1,278 @@
-"""Launchers of the Triton attention kernels."""
+"""Attention by distance, whatever the geometry: a kernel for what one side takes of the other, and one of the gradient.
+
+A geometry (horosphere.kernels.triton.chord, .metric) gives its pointers as a tuple, and compile-time functions:
+``of_entry`` finds a batch entry, ``score`` the squared distances of a tile; ``start``, ``add`` and ``store`` sum what a
+block of rows gets of dL/d(d^2). A block of rows runs along the other side tile by tile: rows are queries or, SWAPPED,
+keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from horosphere import _numerics
-from horosphere.kernels.chord.augment import augment, flat, kappa_entries, minkowski, valid_weight
-from horosphere.kernels.chord.parts import Part
-from horosphere.kernels.dropout import row_keys
-from horosphere.kernels.tiled.near import with_own_time
-from horosphere.kernels.triton import attention_backward_kernels, attention_kernels
-from horosphere.kernels.triton.backward import Given, Sums, places
+from horosphere.kernels.chord.augment import flat
+from horosphere.kernels.triton.tiles import (
+    Tile,
+    add_products,
+    backend,
+    columns_of,
+    options_for,
+    precision_of,
+    product,
+    program,
+)
+from horosphere.kernels.triton.weights import (
+    PAIRS,
+    Kind,
+    Mask,
+    Rates,
+    Tally,
+    add_to_bias,
+    kept,
+    kind_of,
+    mask_of,
+    mask_of_entry,
+    masked,
+    measure,
+    pairs_of,
+    rates_of,
+    settled,
+    span,
+    tallied,
+    write_tally,
+)
 
-# Rows and columns of a tile: with more rows registers spill. Columns of the values or features that a program sums.
+# Rows and columns of a tile: with more rows registers spill.
 TILE = 32
-WIDEST = 128
-WEIGHTS = {"inverse": 0, "softmax": 1, "gaussian": 2}
+WARPS = 8
 
 
-def precision_of(dtype: torch.dtype, on: str) -> str:
-    """How the backend works products with sums: never in less than float32."""
-    return "tf32x3" if on == "cuda" and dtype != torch.float64 else "ieee"
+class Given(NamedTuple):
+    """What the average reads and writes beside points and mask."""
+
+    value: Tensor  # (B, M, V), of the others
+    lse: Tensor  # (B, queries), read where SWAPPED and written elsewhere
+    out: Tensor  # (B, N, V)
+    width: int  # V
+
+    def entries(self, e: slice) -> Given:
+        """Of some batch entries."""
+        return Given(self.value[e], self.lse[e], self.out[e], self.width)
 
 
-def options_for(dtype: torch.dtype, on: str) -> dict:
-    """Tile sizes, terms of the series, and how products with sums are worked."""
-    wide = dtype == torch.float64
-    return {
-        "R": TILE,
-        "C": TILE,
-        "TERMS": 14 if wide else 6,
-        "PRECISION": precision_of(dtype, on),
-        "num_warps": 8,
-        "enable_fp_fusion": True,
-    }
+class Upper(NamedTuple):
+    """What the gradient reads beside points and mask."""
+
+    own: Tensor  # (B, V, N), gradients of the results where the rows are queries, values elsewhere
+    other: Tensor  # (B, V, M)
+    lse: Tensor  # (B, queries)
+    mean: Tensor  # (B, queries), sum of weight times gradient along the keys
+    width: int  # V
+
+    def entries(self, e: slice) -> Upper:
+        """Of some batch entries."""
+        return Upper(self.own[e], self.other[e], self.lse[e], self.mean[e], self.width)
 
 
-def columns_of(width: int, dtype: torch.dtype) -> int:
-    """How many columns a program sums: a power of 2 that the hardware's products take."""
-    return max(16, min(triton.next_power_of_2(width), WIDEST // 2 if dtype == torch.float64 else WIDEST))
+@triton.jit
+def raised(logits, top, den, sums):
+    """(weights [R, C] of another tile, the maximum with it [R], denominators [R] and sums [R, V]), all against that
+    maximum.
+    """
+    higher = tl.maximum(top, tl.max(logits, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp(top - base)
+    w = tl.exp(logits - base[:, None])
+    return w, higher, den * shrink + tl.sum(w, 1), sums * shrink[:, None]
 
 
-class Side(NamedTuple):
-    """What the kernels read of the queries or of the keys; of B entries and P parts."""
-
-    augmented: Tensor  # (B, K, N)
-    features: Tensor  # (B, F, N)
-    weights: Tensor  # (B, P, N)
-    norms: Tensor  # (B, P, N)
-
-    def __getitem__(self, e: slice) -> tuple[Tensor, ...]:
-        return tuple(t[e] for t in tuple(self))
+@triton.jit
+def divided(sums, den, top, lse, there, first):
+    """sums over denominators; the first of a row's programs writes lse too. Rows without keys have 0 and -inf."""
+    found = den != 0  # NaN counts
+    den = tl.where(found, den, 1.0)
+    if first:
+        tl.store(lse, tl.where(found, tl.log(den) + top, float("-inf")), mask=there)
+    return sums / den[:, None]
 
 
-class Points:
-    """Both sides in the layout of the kernels, and what is compiled into them."""
-
-    def __init__(self, parts: Sequence[Part], batch: torch.Size, dtype: torch.dtype):
-        self.parts, self.batch, self.dtype = parts, batch, dtype
-        self.n, self.m = parts[0].x.shape[-2], parts[0].y.shape[-2]
-        self.sizes = tuple(p.x.shape[-1] for p in parts)
-        kappas = [kappa_entries(p.kappa, batch) for p in parts]
-        self.kappas = [k.to(parts[0].x.device) for k in kappas]
-        self.signs = list(zip(*([(k > 0) - (k < 0) for k in kappa.tolist()] for kappa in kappas), strict=True))
-        made = [augment(p, batch, dtype) for p in parts]
-        self.unit = torch.cat([a.factor.view(-1, 1) ** 2 for a in made], 1).contiguous()
-        scales = [torch.where(k != 0, k.abs() / 2, 1.0)[:, None] for k in self.kappas]
-        self.queries = self._side([a.a for a in made], [(p.x, p.wx) for p in parts], scales)
-        self.keys = self._side([a.b for a in made], [(p.y, p.wy) for p in parts], [torch.ones_like(s) for s in scales])
-
-    def _side(self, augmented: Sequence[Tensor], points: Sequence[tuple], scales: Sequence[Tensor]) -> Side:
-        features, weights, norms = [], [], []
-        for part, (x, w), scale, kappa in zip(self.parts, points, scales, self.kappas, strict=True):
-            x = with_own_time(flat(x, self.batch, 2), kappa, part.time_dims)
-            w = scale.expand(x.shape[:2]) if w is None else scale * valid_weight(flat(w, self.batch, 1).double())
-            features.append(x)
-            weights.append(w)
-            norms.append(_numerics.weight_theta(x.shape[-1], self.dtype) * (x * x).sum(-1))
-        return Side(
-            torch.cat(list(augmented), -1).mT.contiguous(),
-            torch.cat(features, -1).to(self.dtype).mT.contiguous(),
-            torch.stack(weights, 1).to(self.dtype).contiguous(),
-            torch.stack(norms, 1).to(self.dtype).contiguous(),
+@triton.jit
+def average(
+    space,
+    rates,
+    mask,
+    given,
+    OF_ENTRY: tl.constexpr,
+    SCORE: tl.constexpr,
+    SHAPE: tl.constexpr,
+    KIND: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    V: tl.constexpr,
+):
+    """sum_j W_ij value_j of a block of queries and its lse; SWAPPED: sum_i W_ij value_i of a block of keys."""
+    entry, first, slab = program(space.length, tl.cdiv(given.width, V), R)
+    space = OF_ENTRY(space, entry, SHAPE)
+    queries = space.others if KIND.swapped else space.length
+    mask = mask_of_entry(mask, entry, queries)
+    lse = given.lse + entry * queries
+    value = given.value + entry * space.others * given.width
+    shift, rate = tl.load(rates.eps + entry), tl.load(rates.power + entry)
+    rows = first + tl.arange(0, R)
+    column = slab * V + tl.arange(0, V)
+    top = tl.full((R,), float("-inf"), value.dtype.element_ty)
+    den = tl.zeros((R,), top.dtype)
+    sums = tl.zeros((R, V), top.dtype)
+    start, stop = span(first, space.others, mask.causal, KIND, R)
+    for at in range(start, stop, C):
+        tile = Tile(rows, at + tl.arange(0, C), space.length, space.others)
+        d2, _near, _one, _two = SCORE(space, shift, tile, SHAPE, R, C)
+        pairs = pairs_of(tile, KIND.swapped)
+        logits = masked(-rate * measure(d2, shift, KIND.weight), mask, pairs, KIND)
+        if KIND.swapped:
+            w = settled(logits, lse, pairs)
+        else:
+            w, top, den, sums = raised(logits, top, den, sums)
+        if KIND.dropout:
+            w = tl.where(kept(mask, pairs), w, 0.0)
+        v = tl.load(  # [C, V]
+            value + tile.columns[:, None] * given.width + column[None, :],
+            mask=(tile.columns < space.others)[:, None] & (column < given.width)[None, :],
+            other=0.0,
         )
-
-    def runs(self) -> Iterator[tuple[slice, dict]]:
-        """Batch entries that one launch serves, and the constants of their parts: curvatures of equal signs."""
-        start, shapes = 0, {"PARTS": len(self.parts), "ALL": sum(self.sizes), "FEATURES": self.sizes}
-        while start < len(self.signs):
-            stop = start + 1
-            while stop < len(self.signs) and self.signs[stop] == self.signs[start]:
-                stop += 1
-            times = tuple(p.time_dims for p in self.parts)
-            yield slice(start, stop), {**shapes, "SIGNS": self.signs[start], "TIMES": times}
-            start = stop
+        sums = tl.dot(w.to(v.dtype), v, sums, input_precision=KIND.precision, out_dtype=sums.dtype)
+    if KIND.swapped == 0:
+        sums = divided(sums, den, top, lse + rows, rows < space.length, slab == 0)
+    out = given.out + (entry * space.length + rows[:, None]) * given.width + column[None, :]
+    tl.store(out, sums, mask=(rows < space.length)[:, None] & (column < given.width)[None, :])
 
 
-class Masking:
-    """Bias, causality and dropout as the kernels take them."""
-
-    def __init__(
-        self,
-        bias: Tensor | None,
-        causal: int | None,
-        dropout_p: float,
-        seed: Tensor | None,
-        weight: str,
-        batch: torch.Size,
-        queries: int,
-        device: torch.device,
-    ):
-        entries = batch.numel()
-        nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        self.bias, self.strides, kind = nothing, (0, 0), 0
-        self.place = torch.zeros(entries, dtype=torch.int64, device=device)
-        if bias is not None:
-            kind = 2 if bias.dtype == torch.bool else 1
-            self.bias = bias.contiguous()
-            if kind == 2:
-                self.bias = self.bias.view(torch.uint8)
-            self.strides = bias_strides(self.bias)
-            self.place = places(self.bias, batch).to(device)
-        self.keys = row_keys(seed, entries, queries) if dropout_p else nothing.expand(entries)
-        self.causal = 0 if causal is None else causal
-        self.threshold, self.gain = min(round(dropout_p * 2**32), 2**32 - 1) - 2**31, 1 / (1 - dropout_p)
-        self.constants = {
-            "WEIGHT": WEIGHTS[weight],
-            "BIAS": kind,
-            "CAUSAL": causal is not None,
-            "DROPOUT": bool(dropout_p),
-        }
+@triton.jit
+def slopes(d2, rates, upper, mask, tile, KIND: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """(dL/dlogits of a tile [R, C], the weights that dropout keeps, what the power multiplies)."""
+    shift, rate = rates
+    pairs = pairs_of(tile, KIND.swapped)
+    measured = measure(d2, shift, KIND.weight)
+    w = settled(masked(-rate * measured, mask, pairs, KIND), upper.lse, pairs)
+    pull = product(upper.own, upper.other, tile, upper.width, R, C)
+    taken = w
+    if KIND.dropout:
+        keeps = kept(mask, pairs)
+        pull = tl.where(keeps, pull, 0.0)
+        taken = tl.where(keeps, w, 0.0)
+    return w * (pull - tl.load(upper.mean + pairs.i, mask=pairs.i < pairs.n, other=0.0)), taken, measured
 
 
-def bias_strides(bias: Tensor) -> tuple[int, int]:
-    """Strides of the last two dimensions, 0 where they are broadcast."""
-    return tuple(0 if bias.shape[d] == 1 else bias.stride(d) for d in (-2, -1))
+@triton.jit
+def upper_of_entry(upper, entry, queries, length, others):
+    """What a batch entry reads."""
+    own, other = upper.own + entry * upper.width * length, upper.other + entry * upper.width * others
+    return Upper(own, other, upper.lse + entry * queries, upper.mean + entry * queries, upper.width)
 
 
-def rates_of(eps: Tensor, power: Tensor, weight: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What is added to d^2, and the power."""
-    shift = eps if weight == "inverse" else torch.zeros_like(eps)
-    return tuple(t.to(dtype).contiguous() for t in (shift, power))
+@triton.jit
+def gradient(
+    space,
+    rates,
+    mask,
+    upper,
+    into,
+    sums,
+    OF_ENTRY: tl.constexpr,
+    SCORE: tl.constexpr,
+    START: tl.constexpr,
+    ADD: tl.constexpr,
+    STORE: tl.constexpr,
+    SHAPE: tl.constexpr,
+    KIND: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    F: tl.constexpr,
+):
+    """What a block of rows owns gets of dL/dlogits = W (<do, v> - c), with sums by eps, power and bias."""
+    entry, first, slab = program(space.length, SHAPE.slabs, R)
+    space = OF_ENTRY(space, entry, SHAPE)
+    queries = space.others if KIND.swapped else space.length
+    mask = mask_of_entry(mask, entry, queries)
+    upper = upper_of_entry(upper, entry, queries, space.length, space.others)
+    bias = into.bias + tl.load(mask.place + entry)
+    values = into.value + entry * upper.width * space.length
+    shift_and_rate = tl.load(rates.eps + entry), tl.load(rates.power + entry)
+    rows = first + tl.arange(0, R)
+    sums, state = START(sums, space, entry, SHAPE, R, F)
+    none = tl.zeros((R,), upper.own.dtype.element_ty)
+    tally = none, none, none
+    start, stop = span(first, space.others, mask.causal, KIND, R)
+    for at in range(start, stop, C):
+        tile = Tile(rows, at + tl.arange(0, C), space.length, space.others)
+        found = SCORE(space, shift_and_rate[0], tile, SHAPE, R, C)
+        g, taken, measured = slopes(found[0], shift_and_rate, upper, mask, tile, KIND, R, C)
+        if KIND.sums_values:
+            add_products(values, taken, upper.other, tile, upper.width, KIND, F)
+        if KIND.bias_gradient == PAIRS:
+            if slab == 0:
+                add_to_bias(bias, g, mask, pairs_of(tile, KIND.swapped))
+        g, tally = tallied(tally, g, found[0], measured, shift_and_rate, KIND)
+        state = ADD(state, sums, space, g, found, tile, slab * F, SHAPE, R, C, F)
+    STORE(state, sums, space, rows, slab * F, SHAPE, F)
+    if slab == 0:
+        write_tally(into, tally, entry * space.length + rows, rows < space.length, KIND)
 
 
-def _launch(kernel, rows: int, across: int, e: slice, options: dict, *arguments) -> None:
-    grid = ((e.stop - e.start) * triton.cdiv(rows, options["R"]) * across,)
-    kernel[grid](*arguments, **options)
+class Shape(Protocol):
+    """What a geometry compiles into a kernel."""
+
+    @property
+    def slabs(self) -> int:
+        """Blocks of features, each summed by a program of its own."""
 
 
-def backend() -> str:
-    return "hip" if torch.version.hip else "cuda"
+class Sums(Protocol):
+    """Where the gradient of what the rows own is summed."""
+
+    def entries(self, e: slice) -> tuple[object, ...]:
+        """Of some batch entries."""
+
+
+class Geometry(Protocol):
+    """Points of both sides and their gradients; ``swapped``: the keys own the rows."""
+
+    batch: torch.Size
+    dtype: torch.dtype
+    n: int
+    m: int
+    count: int  # of parts, whose gradients are summed one after the other
+    sums_values: bool  # whether the gradient of the values is summed with that of the points
+    of_entry: triton.JITFunction
+    score: triton.JITFunction
+    start: triton.JITFunction
+    add: triton.JITFunction
+    store: triton.JITFunction
+
+    def lengths(self, swapped: bool) -> tuple[int, int]:
+        """Rows and columns."""
+
+    def space(self, swapped: bool, e: slice) -> tuple[object, ...]:
+        """What kernels read of some batch entries."""
+
+    def runs(self, swapped: bool, precision: str, part: int = -1) -> Iterator[tuple[slice, Shape]]:
+        """Batch entries that one launch serves, and what is compiled."""
+
+    def columns(self, part: int) -> int:
+        """Features that a program sums at a time."""
+
+    def sums(self, swapped: bool, part: int) -> Sums:
+        """Zeros for the gradient of one part of the rows, which is found there."""
 
 
 def attention(
-    parts: Sequence[Part],
-    batch: torch.Size,
-    dtype: torch.dtype,
+    points: Geometry,
     value: Tensor,
     eps: Tensor,
     power: Tensor,
@@ -169,50 +281,33 @@ def attention(
     weight: str,
     dropout_p: float,
     seed: Tensor | None,
-    resolve: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As horosphere.kernels.tiled.attention.attention; eps and power (B,) in float64."""
-    points = Points(parts, batch, dtype)
-    masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
+    """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
+    batch, dtype, n = points.batch, points.dtype, points.n
     values = flat(value, batch, 2).to(dtype).contiguous()
     entries, m, width = values.shape
-    out = values.new_zeros(entries, points.n, width)
-    lse = values.new_full((entries, points.n), -torch.inf)
-    if points.n and m:
-        sides, rates = (points.queries, points.keys), rates_of(eps, power, weight, dtype)
-        _average(points, masking, sides, rates, values, lse, out, resolve, False)
-    return out.mul_(masking.gain).view(*batch, points.n, width), lse.view(*batch, points.n)
+    out, lse = values.new_zeros(entries, n, width), values.new_full((entries, n), -torch.inf)
+    if n and m:
+        mask = mask_of(bias, causal, dropout_p, seed, batch, n, value.device)
+        kind = kind_of(weight, bias, causal, dropout_p, precision_of(dtype, backend()))
+        _average(points, rates_of(eps, power, weight, dtype), mask, Given(values, lse, out, width), kind)
+    return out.mul_(1 / (1 - dropout_p)).view(*batch, n, width), lse.view(*batch, n)
 
 
-def _average(
-    points: Points,
-    masking: Masking,
-    sides: tuple[Side, Side],
-    rates: Sequence[Tensor],
-    values: Tensor,
-    lse: Tensor,
-    out: Tensor,
-    resolve: bool,
-    swapped: bool,
-) -> None:
-    own, other = sides
-    width = values.shape[-1]
-    options = options_for(points.dtype, backend())
-    options |= {"V": columns_of(width, points.dtype), "RESOLVE": resolve, "SWAPPED": swapped, **masking.constants}
-    for e, shapes in points.runs():
-        _launch(
-            attention_kernels.average, out.shape[1], triton.cdiv(max(1, width), options["V"]), e, shapes | options,
-            *(t for pair in zip(own[e], other[e], strict=True) for t in pair),
-            *(t[e] for t in (points.unit, *rates, values, lse)),
-            masking.bias, masking.place[e], masking.keys[e], out[e],
-            out.shape[1], values.shape[1], width, *masking.strides, masking.causal, masking.threshold,
+def _average(points: Geometry, rates: Rates, mask: Mask, given: Given, kind: Kind) -> None:
+    """What one side takes of the other's values."""
+    length, _ = points.lengths(kind.swapped)
+    V = columns_of(given.width, points.dtype)
+    down, across = triton.cdiv(length, TILE), triton.cdiv(max(1, given.width), V)
+    for e, shape in points.runs(kind.swapped, kind.precision):
+        average[((e.stop - e.start) * down * across,)](
+            points.space(kind.swapped, e), rates.entries(e), mask.entries(e), given.entries(e), points.of_entry,
+            points.score, shape, kind, V=V, **options_for(TILE, WARPS),
         )  # fmt: skip
 
 
 def attention_backward(
-    parts: Sequence[Part],
-    batch: torch.Size,
-    dtype: torch.dtype,
+    points: Geometry,
     value: Tensor,
     eps: Tensor,
     power: Tensor,
@@ -221,70 +316,54 @@ def attention_backward(
     weight: str,
     dropout_p: float,
     seed: Tensor | None,
-    resolve: bool,
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
     dlse: Tensor,
     wanted: tuple[bool, bool, bool],
-    curvature: bool,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of the packed points, value, eps (B,), power (B,) and bias; ``wanted`` as in the tiled form."""
-    points = Points(parts, batch, dtype)
-    masking = Masking(bias, causal, dropout_p, seed, weight, batch, points.n, value.device)
-    given = Given(batch, dtype, value, out, lse, dout, dlse, masking.gain)
-    sums = Sums(batch, dtype, points.n, points.m, bias, wanted, value.device)
-    dvalue = torch.zeros_like(given.values)
-    dkappas = torch.zeros(len(parts), *given.lse.shape, dtype=dtype, device=value.device)
-    sides, scalars = (points.queries, points.keys), rates_of(eps, power, weight, dtype)
-    gradients = []
-    if points.n and points.m:
-        _average(points, masking, sides[::-1], scalars, given.dout, given.lse, dvalue, resolve, True)
-    options = options_for(dtype, backend()) | masking.constants | {"RESOLVE": resolve}
-    for k, part in enumerate(parts):
-        found = []
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of value, eps (B,), power (B,) and bias, ``wanted`` as in the tiled form; ``points`` has its own."""
+    batch, dtype = points.batch, points.dtype
+    mask = mask_of(bias, causal, dropout_p, seed, batch, points.n, value.device)
+    kind = kind_of(weight, bias, causal, dropout_p, precision_of(dtype, backend()))
+    rates = rates_of(eps, power, weight, dtype)
+    values, out, dout = (flat(t, batch, 2).to(dtype).contiguous() for t in (value, out, dout))
+    lse = flat(lse, batch, 1).contiguous()
+    mean = (out * dout).sum(-1) - flat(dlse, batch, 1)
+    dout = dout * (1 / (1 - dropout_p))
+    upper = Upper(dout.mT.contiguous(), values.mT.contiguous(), lse, mean, values.shape[-1])
+    tally = Tally(batch, points.n, points.m, bias, wanted, values)
+    dvalue = torch.zeros_like(values.mT if points.sums_values else values, memory_format=torch.contiguous_format)
+    if points.n and points.m and not points.sums_values:
+        _average(points, rates, mask, Given(dout, lse, dvalue, upper.width), kind._replace(swapped=True))
+    for part in range(points.count):
         for swapped in (False, True):
-            own, other = sides[::-1] if swapped else sides
-            own_v, other_v = given.sides(swapped)
-            length, others = own.features.shape[-1], other.features.shape[-1]
-            dx = given.values.new_zeros(own.features.shape[0], length, part.x.shape[-1])
-            dw = given.values.new_zeros(own.features.shape[0], length)
-            options |= {
-                "PART": k,
-                "BEFORE": sum(points.sizes[:k]),
-                "SWAPPED": swapped,
-                "CURVATURE": curvature and not swapped,
-                "F": columns_of(part.x.shape[-1], dtype),
-                **sums.constants(swapped, k == 0),
-            }
-            for run, shapes in points.runs() if length and others else ():
-                for e in sums.runs(run, options):
-                    _launch(
-                        attention_backward_kernels.points, length, triton.cdiv(part.x.shape[-1], options["F"]), e,
-                        shapes | options, *(t for pair in zip(own[e], other[e], strict=True) for t in pair),
-                        *(t[e] for t in (points.unit, *scalars, own_v, other_v, given.lse, given.mean)),
-                        masking.bias, masking.place[e], masking.keys[e], dx[e], dw[e],
-                        *(t[e] for t in (*sums.rates, dkappas[k])), sums.into(e, options),
-                        length, others, given.values.shape[-1], *masking.strides, masking.causal, masking.threshold,
-                    )  # fmt: skip
-            found.append((dx, dw))
-        gradients += _of_part(part, batch, points.kappas[k], found, dkappas[k])
-    dvalue = dvalue.view(*batch, *dvalue.shape[1:]).sum_to_size(value.shape).to(value.dtype)
-    return gradients, dvalue, *sums.gradients()
+            _gradient(points, part, rates, mask, upper, tally, dvalue, tally.kind(kind, swapped, part == 0))
+    if points.sums_values:
+        dvalue = dvalue.mT
+    dvalue = dvalue.reshape(*batch, *values.shape[1:]).sum_to_size(value.shape).to(value.dtype)
+    return dvalue, *tally.gradients()
 
 
-def _of_part(
-    part: Part, batch: torch.Size, kappa: Tensor, found: Sequence[tuple[Tensor, Tensor]], dkappa: Tensor
-) -> list[Tensor]:
-    """Gradients of x, y, kappa and any weights from the kernels' sums."""
-    power = torch.where(kappa != 0, kappa.abs(), 1.0) ** 2
-    gradients = [2 * minkowski(dx, part.time_dims) for dx, _ in found]
-    gradients.append(dkappa.sum(-1, dtype=torch.float64) / power)
-    likes = [part.x, part.y, part.kappa]
-    if part.wx is not None:
-        gradients += [dw / flat(w, batch, 1) for (_, dw), w in zip(found, (part.wx, part.wy), strict=True)]
-        likes += [part.wx, part.wy]
-    return [
-        g.view((*batch, *g.shape[1:])).sum_to_size(like.shape).to(like)
-        for g, like in zip(gradients, likes, strict=True)
-    ]
+def _gradient(
+    points: Geometry,
+    part: int,
+    rates: Rates,
+    mask: Mask,
+    upper: Upper,
+    tally: Tally,
+    dvalue: Tensor,
+    kind: Kind,
+) -> None:
+    """What one side owns of a part gets."""
+    swapped, sums, (length, others) = kind.swapped, points.sums(kind.swapped, part), points.lengths(kind.swapped)
+    kind = kind._replace(sums_values=swapped and points.sums_values)
+    if swapped:
+        upper = upper._replace(own=upper.other, other=upper.own)
+    for run, shape in points.runs(swapped, kind.precision, part) if length and others else ():
+        for e in tally.runs(run, kind):
+            gradient[((e.stop - e.start) * triton.cdiv(length, TILE) * shape.slabs,)](
+                points.space(swapped, e), rates.entries(e), mask.entries(e), upper.entries(e),
+                tally.into(dvalue, e, kind), sums.entries(e), points.of_entry, points.score, points.start, points.add,
+                points.store, shape, kind, F=points.columns(part), **options_for(TILE, WARPS),
+            )  # fmt: skip
