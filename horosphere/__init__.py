@@ -31,7 +31,7 @@ from horosphere.manifolds import (
 )
 
 __version__ = "0.1.0"
-_LAZY = ("data", "diagnostics", "embedding", "integrations", "memory", "models", "routing", "testing")
+_LAZY = ("data", "diagnostics", "embedding", "integrations", "kernels", "memory", "models", "routing", "testing")
 
 __all__ = [
     "Chord",
@@ -56,6 +56,7 @@ __all__ = [
     "embedding",
     "frechet_mean",
     "integrations",
+    "kernels",
     "knn",
     "manifolds",
     "memory",

@@ -71,7 +71,7 @@ def geodesic_attention(
         precision: "auto" works pairs whose ``d^2 + eps`` the matrix product may miss by more than 5e-4 of itself
             (float64 points: 1e-11) from differences, so that a query finds the key it equals however small eps is;
             "fast" leaves them; "exact" takes the distances of ``cdist(precision="exact")``, row block by row block.
-        impl: "auto", "reference", "tiled" or "triton", as in :func:`horosphere.cdist`.
+        impl: "auto", "reference", "tiled", "numba" or "triton", as in :func:`horosphere.cdist`.
 
     Returns:
         (..., H, N, Dv) in the type of the value; with return_lse also lse in float32 or float64. Half precision is
@@ -165,9 +165,8 @@ def _attend(
     seed = torch.randint(2**62, (), device=value.device) if dropout_p else None
     parts_x = block_chords(manifold, args.query) if precision != "exact" else None
     if parts_x is None:
-        if impl in ("tiled", "triton"):
-            why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
-            raise ValueError(f"impl={impl!r} serves chords in product form; {why} works in blocks of rows: impl='auto'")
+        why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
+        row_blocks.check_form("attention", args.query, args.key, why, impl)
         return row_blocks.attend(
             args,
             lambda rows: _distances(args, rows, manifold, precision),

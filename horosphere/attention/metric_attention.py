@@ -59,7 +59,7 @@ def metric_attention(
         precision: "auto" works pairs whose ``d^2 + eps`` the matrix products may miss by more than 5e-4 of itself
             (float64 points: 1e-11) from differences; "fast" leaves them; "exact" works all distances in float64, row
             block by row block.
-        impl: "auto", "reference", "tiled" or "triton", as in :func:`horosphere.cdist`.
+        impl: "auto", "reference", "tiled", "numba" or "triton", as in :func:`horosphere.cdist`.
 
     Returns:
         (..., H, N, Dv) in the type of the value; with return_lse also lse. Gradients flow to query, key, value, both
@@ -85,7 +85,11 @@ def metric_attention(
     )
     if weight == "dot":
         raise ValueError('weight="dot" knows no metric: call torch\'s scaled_dot_product_attention')
-    chosen = _chosen(impl, args, precision, turn)
+    dispatch.check_name(impl)
+    in_rows = precision == "exact" or turn is not None
+    if in_rows:
+        why = "precision='exact'" if precision == "exact" else "a turn"
+        row_blocks.check_form("metric_attention", args.query, args.key, why, impl)
     g_q, g_k = _grouped(args, g_q, g_k, end)
     f, _ = fibres(args.query, args.key, g_q, g_k, end, ("query", "key"))
     if turn is not None:
@@ -94,10 +98,10 @@ def metric_attention(
     def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         seed = torch.randint(2**62, (), device=values.device) if dropout_p else None
         options = {"dropout_p": dropout_p, "seed": seed, "weight": weight}
-        if chosen == "rows":
+        if in_rows:
             return _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
         options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
-        return metric_attention_ops.metric_attention(f, values, resolve=precision == "auto", impl=chosen, **options)
+        return metric_attention_ops.metric_attention(f, values, resolve=precision == "auto", impl=impl, **options)
 
     return averaged(args, value_manifold, return_lse, attend)
 
@@ -130,21 +134,6 @@ def _check_turn(args: Arguments, turn: Turn, value_manifold: geoopt.Manifold | N
             f"turn has a frame {tuple(turn.frame.shape)}, left {tuple(turn.left.shape)} and right "
             f"{tuple(turn.right.shape)}; expected ({args.value.shape[-1]}, 2m), (..., m, {n}, p) and (..., {m}, p)"
         )
-
-
-def _chosen(impl: str, args: Arguments, precision: str, turn: Turn | None) -> str:
-    """ "reference", "tiled", or "rows": blocks of rows of the matrix."""
-    chosen = dispatch.choose(impl, args.query.device, args.query.dtype, dispatch.SMALL)
-    if precision == "exact" or turn is not None:
-        if impl in ("tiled", "triton"):
-            why = "precision='exact'" if precision == "exact" else "a turn"
-            raise ValueError(f"impl={impl!r} has no place for {why}, which works in blocks of rows: impl='auto'")
-        return "rows"
-    if torch._C._are_functorch_transforms_active():
-        if impl in ("tiled", "triton"):
-            raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
-        return "reference"
-    return chosen
 
 
 def _in_row_blocks(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere.attention.arguments import Arguments
+from horosphere.kernels import dispatch
 from horosphere.kernels.attention_ops import as_scalar
 from horosphere.kernels.dropout import kept, row_keys
 from horosphere.kernels.reference import attention as reference
@@ -63,3 +64,10 @@ def attend(
     else:
         found = [block(*b) for b in blocks]
     return torch.cat([out for out, _ in found], -2), torch.cat([lse for _, lse in found], -1)
+
+
+def check_form(operation: str, query: Tensor, key: Tensor, why: str, impl: str) -> None:
+    """ValueError where a form was asked for that has no place for what works in blocks of rows of the matrix."""
+    entries = query.shape[:-1].numel() * key.shape[-2]
+    tracing = dispatch.tracing()
+    dispatch.choose(dispatch.Call(operation, query.device, query.dtype, entries, tracing=tracing, pairwise=why), impl)

@@ -15,6 +15,8 @@ from horosphere import _numerics
 from horosphere.kernels import dispatch
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.chord.parts import Part, batch_of, dtype_of, pack, unpack
+from horosphere.kernels.numba.attention import attention as numba_attention
+from horosphere.kernels.numba.attention import attention_backward as numba_attention_backward
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference.attention import attention as reference_attention
 from horosphere.kernels.tiled.attention import attention as tiled_attention
@@ -55,7 +57,7 @@ def attention(
         dropout_p: probability with which a normalised weight is dropped, the others divided by 1 - dropout_p.
         seed: () int64, wanted where dropout_p > 0; equal seeds drop equal weights in every impl.
         resolve: work pairs that the product form does not resolve from differences.
-        impl: "auto", "reference", "tiled" or "triton", see :func:`horosphere.kernels.dispatch.choose`.
+        impl: see :mod:`horosphere.kernels.dispatch`.
 
     Returns:
         out (..., N, Dv) and lse (..., N), the logarithm of the denominator, both differentiable, in float32 or float64.
@@ -65,10 +67,12 @@ def attention(
     if bias is not None and bias.dim() < 2:
         bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
     inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
-    chosen = _chosen(impl, xs, ys, value)
-    if chosen == "reference":
+    packed = pack(xs, ys)
+    call = _call("attention", unpack(*packed), value, None, bias, weight, dropout_p, dispatch.tracing())
+    if dispatch.choose(call, impl, told=False) == "reference":
+        dispatch.choose(call, impl)
         return reference_attention(xs, ys, *inputs)
-    return torch.ops.horosphere.attention(*pack(xs, ys), *inputs, chosen)
+    return torch.ops.horosphere.attention(*packed, *inputs, impl)
 
 
 def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
@@ -77,14 +81,45 @@ def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
     return torch.tensor(number, dtype=torch.float64, device=like.device)
 
 
-def _chosen(impl: str, xs: Sequence, ys: Sequence, value: Tensor) -> str:
-    x, y = xs[0].features, ys[0].features
-    if torch._C._are_functorch_transforms_active():
-        if impl in ("tiled", "triton"):
-            raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
-        return "reference"
-    entries = dispatch.SMALL if torch.compiler.is_compiling() else x.shape[:-1].numel() * y.shape[-2]
-    return dispatch.choose(impl, x.device, x.dtype, entries)
+def _call(
+    operation: str,
+    parts: Sequence[Part],
+    value: Tensor,
+    power: Tensor | None,
+    bias: Tensor | None,
+    weight: str,
+    dropout_p: float,
+    tracing: str | None,
+    learned: tuple[str, ...] = (),
+) -> dispatch.Call:
+    """``power`` None: it is not looked at yet."""
+    batch, dtype = _layout(parts, value)
+    return dispatch.Call(
+        operation,
+        value.device,
+        dtype,
+        batch.numel() * parts[0].x.shape[-2] * parts[0].y.shape[-2],
+        parts=len(parts),
+        time=any(p.time_dims for p in parts),
+        features=parts[0].x.shape[-1],
+        width=value.shape[-1],
+        weight=weight,
+        power=None if power is None else one_power(power),
+        biased=bias is not None,
+        dropout=bool(dropout_p),
+        learned=learned,
+        tracing=tracing,
+    )
+
+
+def one_power(power: Tensor) -> float:
+    """The power of all batch entries, NaN where they differ."""
+    first = float(power.flatten()[0]) if power.numel() else 1.0
+    return first if bool((power == first).all()) else float("nan")
+
+
+# Inside of an operator the graph is made: the plain form is none of its forms.
+INSIDE = "torch.compile"
 
 
 _INPUTS = (
@@ -113,12 +148,16 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
         inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
-        if impl == "triton":
+        form = dispatch.choose(_call("attention", parts, value, power, bias, weight, dropout_p, INSIDE), impl)
+        if form == "triton":
             from horosphere.kernels.triton.attention import attention as triton_attention
             from horosphere.kernels.triton.chord import Points
 
             return triton_attention(Points(parts, batch, dtype, resolve=resolve), *inputs)
-        return tiled_attention(ChordScores(parts, batch, dtype, resolve=resolve), *inputs)
+        scores = ChordScores(parts, batch, dtype, resolve=resolve)
+        if form == "numba":
+            return numba_attention(scores, *inputs, strict=impl == "numba")
+        return tiled_attention(scores, *inputs)
 
 
 @torch.library.register_fake("horosphere::attention")
@@ -140,7 +179,11 @@ def _(
     with without_autocast(value.device):
         inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
         results = out, lse, dout, dlse, tuple(wanted)
-        if impl == "triton":
+        learned = (*(("curvature",) if curvature else ()), *(("power",) if wanted[1] else ()))
+        options = parts, value, power, bias, weight, dropout_p, INSIDE
+        form = dispatch.choose(_call("attention", *options), impl, told=False)
+        form = dispatch.of_gradient(_call("attention_backward", *options, learned), form)
+        if form == "triton":
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
             from horosphere.kernels.triton.chord import Points
 
@@ -148,7 +191,8 @@ def _(
             dvalue, *drates, dbias = triton_attention_backward(scores, *inputs, *results)
         else:
             scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
-            dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
+            run = numba_attention_backward if form == "numba" else tiled_attention_backward
+            dvalue, *drates, dbias = run(scores, *inputs, *results)
         points = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.attention_ops import as_scalar
+from horosphere.kernels import dispatch
+from horosphere.kernels.attention_ops import INSIDE, as_scalar, one_power
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.dropout import keep_mask
 from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
+from horosphere.kernels.numba.metric import attention as numba_attention
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference import metric_sqdist as reference
 from horosphere.kernels.reference.attention import weights
@@ -36,16 +38,46 @@ def metric_attention(
 
     Args:
         f: queries, keys and their metrics; batch dimensions broadcast with those of the value.
-        impl: "reference", "tiled" or "triton".
+        impl: see :mod:`horosphere.kernels.dispatch`.
         all others: as in :func:`horosphere.kernels.attention_ops.attention`.
     """
     eps, power = as_scalar(eps, value), as_scalar(power, value)
     if bias is not None and bias.dim() < 2:
         bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
     inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
-    if impl == "reference":
+    call = _call("metric_attention", f, value, None, bias, weight, dropout_p, dispatch.tracing())
+    if dispatch.choose(call, impl, told=False) == "reference":
+        dispatch.choose(call, impl)
         return _plain(f, *inputs)
     return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs, impl)
+
+
+def _call(
+    operation: str,
+    f: Fibres,
+    value: Tensor,
+    power: Tensor | None,
+    bias: Tensor | None,
+    weight: str,
+    dropout_p: float,
+    tracing: str | None,
+) -> dispatch.Call:
+    """``power`` None: it is not looked at yet."""
+    batch, dtype = _layout(f, value)
+    return dispatch.Call(
+        operation,
+        value.device,
+        dtype,
+        batch.numel() * f.q.shape[-2] * f.k.shape[-2],
+        parts=0,
+        features=f.q.shape[-1],
+        width=value.shape[-1],
+        weight=weight,
+        power=None if power is None else one_power(power),
+        biased=bias is not None,
+        dropout=bool(dropout_p),
+        tracing=tracing,
+    )
 
 
 def _plain(f, value, eps, power, bias, causal, weight, dropout_p, seed, resolve) -> tuple[Tensor, Tensor]:
@@ -90,14 +122,19 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
         rates = kappa_entries(eps, batch), kappa_entries(power, batch)
-        if impl == "triton":
+        call = _call("metric_attention", f, value, power, bias, weight, dropout_p, INSIDE)
+        form = dispatch.choose(call, impl)
+        if form == "triton":
             from horosphere.kernels.triton.attention import attention as triton_attention
             from horosphere.kernels.triton.metric import Tokens
 
             tokens = Tokens(f, batch, dtype, resolve=resolve)
             return triton_attention(tokens, value, *rates, bias, causal, weight, dropout_p, seed)
         scores = MetricScores(f, batch, dtype, resolve=resolve)
-        return tiled_attention(scores, value, *rates, bias, causal, weight, dropout_p, seed)
+        inputs = value, *rates, bias, causal, weight, dropout_p, seed
+        if form == "numba":
+            return numba_attention(scores, *inputs, strict=impl == "numba")
+        return tiled_attention(scores, *inputs)
 
 
 @torch.library.register_fake("horosphere::metric_attention")
@@ -119,7 +156,10 @@ def _(
     with without_autocast(value.device):
         inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
         results = out, lse, dout, dlse, tuple(wanted)
-        if impl == "triton":
+        options = f, value, power, bias, weight, dropout_p, INSIDE
+        form = dispatch.choose(_call("metric_attention", *options), impl, told=False)
+        form = dispatch.of_gradient(_call("metric_attention_backward", *options), form)
+        if form == "triton":
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
             from horosphere.kernels.triton.metric import Tokens
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels import dispatch
 from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference import metric_sqdist as reference
@@ -20,8 +21,11 @@ def metric_sqdist(f: Fibres, *, resolve: bool, impl: str) -> Tensor:
         f: points and metrics.
         resolve: work in float64 and pairs that even this does not resolve from differences; else products run in the
             tensors' own type.
-        impl: "reference", "tiled" or "triton".
+        impl: see :mod:`horosphere.kernels.dispatch`.
     """
+    entries = f.batch.numel() * f.q.shape[-2] * f.k.shape[-2]
+    call = dispatch.Call("metric_sqdist", f.q.device, f.dtype, entries, parts=0, tracing=dispatch.tracing())
+    impl = dispatch.choose(call, impl)
     if impl == "reference":
         return reference.sqdist(f, torch.float64 if resolve else f.dtype).to(f.dtype)
     return torch.ops.horosphere.metric_sqdist(f.tensors(), f.end, resolve, impl)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels import dispatch
 from horosphere.kernels.chord import fused
-from horosphere.kernels.chord.parts import batch_of, dtype_of, pack, unpack
-from horosphere.kernels.numba import sqdist as compiled
+from horosphere.kernels.chord.parts import Part, batch_of, dtype_of, pack, unpack
+from horosphere.kernels.numba.sqdist import sqdist as numba_sqdist
 from horosphere.kernels.reference import sqdist as reference
 from horosphere.kernels.reference.nearest import nearest as reference_nearest
 from horosphere.kernels.tiled.nearest import nearest as tiled_nearest
@@ -33,24 +34,22 @@ def sqdist(xs: Sequence, ys: Sequence, *, squared: bool, resolve: bool, impl: st
         squared: return squares.
         resolve: also return which pairs the product form does not resolve, by the rule of the reference (never fewer);
             the caller replaces their entries by values of its own.
-        impl: "reference", "tiled" or "triton", see :func:`horosphere.kernels.dispatch.choose`; "fused", the plain
-            form for the caller's own compilation.
+        impl: see :mod:`horosphere.kernels.dispatch`.
 
     Returns:
         the matrix (..., N, M), float32 or float64, and flat indices (P,) into it, None without ``resolve``.
     """
-    if impl == "fused" and not resolve:
-        parts = unpack(*pack(xs, ys))
-        entries = batch_of(parts).numel() * parts[0].x.shape[-2] * parts[0].y.shape[-2]
-        if compiled.may_serve(parts, parts[0].x.device, dtype_of(parts), entries):
-            impl = "tiled"  # one pass already, with a better logarithm than a compiler finds
-        elif fused.can_serve(xs):
+    packed = pack(xs, ys)
+    form = dispatch.choose(_call("sqdist", unpack(*packed)), impl)
+    if form == "reference":
+        if dispatch.tracing() == "torch.compile" and not resolve and fused.can_serve(xs):
             return fused.sqdist(xs, ys, squared), None
-    if impl in ("reference", "fused"):
         d2, near = reference.sqdist(xs, ys)
         out = d2 if squared else _numerics.safe_sqrt(d2)
         return out, near.flatten().nonzero().squeeze(-1) if resolve else None
-    out, picked = torch.ops.horosphere.sqdist(*pack(xs, ys), squared, resolve, impl)
+    # numba's loops leave points out of their range to tiles, unless they were asked for
+    form = "auto" if form == "numba" and impl == "auto" else form
+    out, picked = torch.ops.horosphere.sqdist(*packed, squared, resolve, form)
     return out, picked if resolve else None
 
 
@@ -60,16 +59,29 @@ def nearest(xs: Sequence, ys: Sequence, k: int, *, impl: str) -> tuple[Tensor, T
     Args:
         xs, ys: chord parts as in :func:`sqdist`.
         k: 1 <= k <= M.
-        impl: "reference", "tiled" or "triton".
+        impl: see :mod:`horosphere.kernels.dispatch`.
 
     Returns:
         the bounds (..., N, k), ascending, and indices (..., N, k): no other point of a row is nearer than its last
         bound.
     """
     with torch.no_grad():
-        if impl == "reference":
+        packed = pack(xs, ys)
+        form = dispatch.choose(_call("nearest", unpack(*packed)), impl)
+        if form == "reference":
             return reference_nearest(xs, ys, k)
-        return torch.ops.horosphere.nearest(*pack(xs, ys), k, impl)
+        return torch.ops.horosphere.nearest(*packed, k, form)
+
+
+def _call(operation: str, parts: Sequence[Part]) -> dispatch.Call:
+    return dispatch.Call(
+        operation,
+        parts[0].x.device,
+        dtype_of(parts),
+        batch_of(parts).numel() * parts[0].x.shape[-2] * parts[0].y.shape[-2],
+        parts=len(parts),
+        tracing=dispatch.tracing(),
+    )
 
 
 def without_autocast(device: torch.device):
@@ -95,6 +107,8 @@ def _(tensors, time_dims, weighted, squared, resolve, impl):
             from horosphere.kernels.triton.sqdist import sqdist as triton_sqdist
 
             return triton_sqdist(parts, squared, resolve)
+        if impl in ("numba", "auto"):
+            return numba_sqdist(parts, squared, resolve, strict=impl == "numba")
         return tiled_sqdist(parts, squared, resolve)
 
 
@@ -120,7 +134,8 @@ def _(grad, tensors, time_dims, weighted, squared, curvature, impl):
     """Gradients of all packed tensors."""
     parts = unpack(tensors, time_dims, weighted)
     with without_autocast(grad.device):
-        if impl == "triton":
+        form = dispatch.of_gradient(_call("sqdist_backward", parts), "numba" if impl == "auto" else impl)
+        if form == "triton":
             from horosphere.kernels.triton.sqdist import sqdist_backward as triton_sqdist_backward
 
             return triton_sqdist_backward(grad, parts, squared, curvature)

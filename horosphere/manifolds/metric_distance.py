@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels import dispatch, metric_ops
+from horosphere.kernels import metric_ops
 from horosphere.kernels.low_rank.fibres import ENDS, Fibres
 from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds._float64 import as_points
@@ -58,9 +58,8 @@ def metric_sqdist(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
     resolve = precision != "fast"
-    chosen = dispatch.choose(impl, f.q.device, f.dtype, 0 if not f.q.numel() else dispatch.SMALL)
     with without_autocast(f.q.device):
-        return metric_ops.metric_sqdist(f, resolve=resolve, impl=chosen).to(dtype)
+        return metric_ops.metric_sqdist(f, resolve=resolve, impl=impl).to(dtype)
 
 
 def fibres(

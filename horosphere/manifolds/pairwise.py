@@ -56,7 +56,8 @@ def cdist(
             every pair so, in float64; "fast" is the product form alone: absolute error of the squared chord u up
             to ``4 2^-24 (sqrt(F) w_i w_j (|f_i|^2 + |f_j|^2) + u)``, F features, 2^-53 for float64.
             Inside torch.compile "auto" is "fast".
-        impl: "auto" chooses by device, type and shape; "reference" is the plain formula, "tiled" works in
+        impl: "auto" chooses by device, type and shape; "reference" is the plain formula, "numba" are loops compiled for
+            large float32 matrices on a CPU, "tiled" works in
             cache-sized tiles on any device, "triton" is a GPU kernel. One asked for by name is used or refused.
 
     Returns:
@@ -122,16 +123,14 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
     """Indices (..., N, k) of the nearest, in ascending order of index where distances are equal."""
     n, m = x.shape[-2], y.shape[-2]
     parts_x = chords(manifold, x) if precision != "exact" else None
-    if parts_x is None or torch._C._are_functorch_transforms_active():
-        if impl in ("tiled", "triton"):
-            raise ValueError(f"impl={impl!r} serves chords in product form, not this call: use impl='auto'")
+    if parts_x is None or dispatch.tracing() == "torch.func":
+        _choose_pairs("nearest", x, y, precision, impl)
         rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
         return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
     parts_y = parts_x if y is x else chords(manifold, y)
-    chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, x.shape[:-1].numel() * m)
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
-    bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=chosen)
+    bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=impl)
     if candidates == k:
         return indices
     indices = indices.sort(dim=-1).values
@@ -188,31 +187,13 @@ def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
 
 def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, precision: str, impl: str) -> Tensor:
     parts_x = chords(manifold, x) if precision != "exact" else None
-    transforms = torch._C._are_functorch_transforms_active()
     # which pairs are near depends on the data, and vmap forbids to ask
-    if parts_x is None or (transforms and precision == "auto"):
-        if impl in ("tiled", "triton"):
-            why = (
-                "precision='exact'"
-                if precision == "exact"
-                else "a torch.func transform"
-                if transforms
-                else "dist alone"
-            )
-            raise ValueError(f"impl={impl!r} serves chords in product form; {why} works pair by pair: use impl='auto'")
+    if parts_x is None or (dispatch.tracing() == "torch.func" and precision == "auto"):
+        _choose_pairs("sqdist", x, y, precision, impl)
         return _exact_matrix(x, y, manifold, squared)
     parts_y = parts_x if y is x else chords(manifold, y)
-    compiling = torch.compiler.is_compiling()
-    if transforms or compiling:
-        if transforms and impl in ("tiled", "triton"):
-            raise ValueError(f"impl={impl!r} does not run under torch.func transforms: use impl='auto'")
-        plain = "fused" if compiling else "reference"  # the user's own compilation fuses it
-        chosen = plain if impl == "auto" else impl
-    else:
-        entries = x.shape[:-1].numel() * y.shape[-2]
-        chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, entries)
-    resolved = precision == "auto" and not compiling and not _without_data(x)
-    out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=chosen)
+    resolved = precision == "auto" and not torch.compiler.is_compiling() and not _without_data(x)
+    out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=impl)
     if not resolved or not picked.numel():
         return out
     if not _needs_grad(x, y, manifold):  # identical points are 0 apart, but d^2 has second derivatives there
@@ -269,6 +250,16 @@ def _pairs_at(picked: Tensor, x: Tensor, y: Tensor, manifold: geoopt.Manifold) -
         one = one.take_batch(x.shape[:-2], batch)
     a, b = x.reshape(-1, d)[row], y.reshape(-1, d)[batch * m + j]
     return pair_dist2(one, a.unsqueeze(-2), b.unsqueeze(-2)).squeeze(-1)
+
+
+def _choose_pairs(operation: str, x: Tensor, y: Tensor, precision: str, impl: str) -> None:
+    """ValueError where a form was asked for that takes no pairs one by one."""
+    tracing = dispatch.tracing()
+    why = "precision='exact'" if precision == "exact" else "a manifold with dist alone"
+    if precision != "exact" and tracing == "torch.func":
+        why = "a torch.func transform"
+    entries = x.shape[:-1].numel() * y.shape[-2]
+    dispatch.choose(dispatch.Call(operation, x.device, x.dtype, entries, tracing=tracing, pairwise=why), impl)
 
 
 def _exact_matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 import horosphere as hs
 from horosphere.attention import geodesic_attention
+from horosphere.kernels import dispatch
 from horosphere.kernels.numba import attention as compiled_attention
 from tests.kernels import attention_cases
 
@@ -30,7 +31,7 @@ def calls(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(compiled_attention, "LEAST", 1)
+    monkeypatch.setattr(dispatch, "COMPILED", 1)
     monkeypatch.setattr(compiled_attention, "HEIGHT", 16)
     monkeypatch.setattr(compiled_attention, "SIDE", 32)
     for name in ("forward", "backward"):
@@ -58,7 +59,7 @@ def points(space, *shape, seed=0, spread=0.5):
 def errors(tensors, manifold, eps=1e-2, **arguments):
     """Largest errors of out, lse and gradients by the tensors and eps, relative to the largest entries."""
     found = []
-    for impl, dtype in (("tiled", torch.float32), ("reference", torch.float64)):
+    for impl, dtype in (("numba", torch.float32), ("reference", torch.float64)):
         leaves = [t.to(dtype).requires_grad_() for t in tensors]
         leaves.append(torch.as_tensor(eps, dtype=torch.float64).requires_grad_())
         out, lse = geodesic_attention(*leaves[:3], manifold, eps=leaves[3], impl=impl, return_lse=True, **arguments)
@@ -70,11 +71,17 @@ def errors(tensors, manifold, eps=1e-2, **arguments):
 
 @pytest.mark.parametrize("case", attention_cases.CASES, ids=lambda c: c.name)
 def test_the_loops_are_the_reference(case, calls):
-    """Those of the cases that are served; all learn power or curvature, whose gradients torch takes."""
-    attention_cases.check(case, "tiled")
+    """Those of the cases that are served; all learn power or curvature, whose gradients tiles take."""
     served = case.space in ("flat", "ball", "sphere", "signs") and case.dtype != torch.float64 and not case.dropout
     served = served and case.weight == "inverse" and case.power == 1.0 and case.mask in (None, "causal", "lower right")
-    assert bool(calls) == (served and case.n > 0 and case.m > 0)
+    if not served:
+        with pytest.raises(ValueError, match="impl='numba' cannot serve this call: its loops"):
+            attention_cases.check(case, "numba")
+        attention_cases.check(case, "auto")
+        assert not calls
+        return
+    attention_cases.check(case, "numba")
+    assert bool(calls) == (case.n > 0 and case.m > 0)
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -120,7 +127,7 @@ def test_equal_and_near_pairs(space, eps, calls):
 def test_antipodes_have_gradient_0(calls):
     q = points("sphere", 20, 5)
     leaves = [q.clone().requires_grad_(), (-q[:1]).requires_grad_(), normal(1, 4, seed=2).float()]
-    lse = geodesic_attention(*leaves, SPACES["sphere"], impl="tiled", return_lse=True)[1]
+    lse = geodesic_attention(*leaves, SPACES["sphere"], impl="numba", return_lse=True)[1]
     gradients = torch.autograd.grad(lse.sum(), leaves[:2])
     assert (gradients[0][0] == 0).all() and all(g.isfinite().all() and g.abs().amax() > 0.1 for g in gradients)
     assert "backward" in calls
@@ -139,7 +146,7 @@ def test_rows_that_see_nothing_give_and_take_nothing(calls):
         mask = causal_lower_right(70, 40)
     assert max(errors((q, k, v), SPACES["ball"], attn_mask=mask)) < 3e-5
     leaves = [t.float().requires_grad_() for t in (q, k, v)]
-    out, lse = geodesic_attention(*leaves, SPACES["ball"], attn_mask=mask, impl="tiled", return_lse=True)
+    out, lse = geodesic_attention(*leaves, SPACES["ball"], attn_mask=mask, impl="numba", return_lse=True)
     (gradient, *_) = torch.autograd.grad(out.sum(), leaves)
     assert (out[:30] == 0).all() and (lse[:30] == -torch.inf).all() and (gradient[:30] == 0).all()
     assert lse[30:].isfinite().all() and calls.count("backward") == 2
@@ -148,23 +155,27 @@ def test_rows_that_see_nothing_give_and_take_nothing(calls):
 def test_points_outside_of_the_ball_have_no_result(calls):
     q, k, v = points("ball", 40, 5), points("ball", 70, 5, seed=1), normal(70, 4, seed=2).float()
     q[3] = 2.0
-    out = geodesic_attention(q, k, v, SPACES["ball"], impl="tiled")
+    with pytest.raises(ValueError, match="leave the range of float32"):
+        geodesic_attention(q, k, v, SPACES["ball"], impl="numba")
+    out = geodesic_attention(q, k, v, SPACES["ball"])
     assert out[3].isnan().all() and out[torch.arange(40) != 3].isfinite().all()
     assert not calls  # nothing bounds their distances
 
 
 def test_torch_serves_where_its_library_does_not_offer_what_the_loops_need(calls, monkeypatch):
     tensors = points("ball", 40, 5), points("ball", 70, 5, seed=1), normal(70, 4, seed=2).float()
-    ours = geodesic_attention(*tensors, SPACES["ball"], impl="tiled")
+    ours = geodesic_attention(*tensors, SPACES["ball"], impl="numba")
     assert calls == ["forward"]
-    monkeypatch.setattr(compiled_attention, "native", lambda: None)
-    torch.testing.assert_close(geodesic_attention(*tensors, SPACES["ball"], impl="tiled"), ours)
+    monkeypatch.setattr(dispatch, "libtorch", lambda: None)
+    torch.testing.assert_close(geodesic_attention(*tensors, SPACES["ball"]), ours)
+    with pytest.raises(ValueError, match="does not offer its threads"):
+        geodesic_attention(*tensors, SPACES["ball"], impl="numba")
     assert calls == ["forward"]
 
 
 def test_values_of_no_numbers(calls):
     leaves = [points("flat", n, 5).requires_grad_() for n in (20, 30)]
-    out, lse = geodesic_attention(*leaves, torch.zeros(30, 0), hs.Euclidean(), impl="tiled", return_lse=True)
+    out, lse = geodesic_attention(*leaves, torch.zeros(30, 0), hs.Euclidean(), return_lse=True)
     assert out.shape == (20, 0) and not calls
     assert all(g.isfinite().all() for g in torch.autograd.grad(lse.sum(), leaves))
 
@@ -175,10 +186,10 @@ def test_memory_is_lent_to_one_call_at_a_time(calls):
 
     def step(tensors):
         leaves = [t.float().requires_grad_() for t in tensors]
-        return torch.autograd.grad(geodesic_attention(*leaves, hs.Euclidean(), impl="tiled").sum(), leaves)
+        return torch.autograd.grad(geodesic_attention(*leaves, hs.Euclidean(), impl="numba").sum(), leaves)
 
     with torch.inference_mode():
-        geodesic_attention(*(t.float() for t in sets[0]), hs.Euclidean(), impl="tiled")
+        geodesic_attention(*(t.float() for t in sets[0]), hs.Euclidean(), impl="numba")
     alone = [step(s) for s in sets]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(step, sets * 4))

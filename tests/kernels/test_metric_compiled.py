@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 import horosphere as hs
 from horosphere.attention import metric_attention
-from horosphere.kernels.numba import attention as compiled_attention
+from horosphere.kernels import dispatch
 from horosphere.kernels.numba import metric as compiled_metric
 from tests.kernels import metric_attention_cases
 
@@ -25,7 +25,7 @@ def calls(monkeypatch):
         made.append(arguments)
         return method(*arguments)
 
-    monkeypatch.setattr(compiled_attention, "LEAST", 1)
+    monkeypatch.setattr(dispatch, "COMPILED", 1)
     monkeypatch.setattr(compiled_metric, "HEIGHT", 16)
     monkeypatch.setattr(compiled_metric, "SIDE", 32)
     monkeypatch.setattr(compiled_metric.CompiledGroup, "forward", counted)
@@ -68,7 +68,7 @@ def errors(q, k, v, query, key, end, **arguments):
         t.float() if torch.is_tensor(t) else tuple(x.float() for x in t) for t in (q, k, v, query, key)
     )
     found = metric_attention(
-        *points, hs.TokenMetric(*query), hs.TokenMetric(*key), end=end, impl="tiled", return_lse=True, **arguments
+        *points, hs.TokenMetric(*query), hs.TokenMetric(*key), end=end, impl="numba", return_lse=True, **arguments
     )
     wide = [t.double() for t in points]
     right = by_differences(*wide, *(tuple(x.double() for x in t) for t in (query, key)), end, **arguments)
@@ -77,9 +77,15 @@ def errors(q, k, v, query, key, end, **arguments):
 
 @pytest.mark.parametrize("case", metric_attention_cases.CASES, ids=lambda c: c.name)
 def test_the_loop_is_the_reference(case, calls):
-    metric_attention_cases.check(case, "tiled")
     served = case.weight == "inverse" and case.power == 1.0 and not case.bias and not case.dropout_p
-    assert bool(calls) == (served and case.points.dtype != torch.float64)
+    if served and case.points.dtype != torch.float64:
+        metric_attention_cases.check(case, "numba")
+        assert calls
+        return
+    with pytest.raises(ValueError, match="impl='numba' cannot serve this call: its loops"):
+        metric_attention_cases.check(case, "numba")
+    metric_attention_cases.check(case, "auto")
+    assert not calls
 
 
 @pytest.mark.parametrize("end", ("query", "key", "mean"))
@@ -129,5 +135,7 @@ def test_points_that_are_no_numbers_spoil_their_rows_alone(calls):
     q, k, v = normal(20, 5).float(), normal(9, 5, seed=1).float(), normal(9, 4, seed=2).float()
     own, other = (hs.TokenMetric(*(t.float() for t in metric(n, dim=5, rank=2, seed=n))) for n in (20, 9))
     q[3] = torch.nan
-    out = metric_attention(q, k, v, own, other, eps=1e-2, impl="tiled")
+    with pytest.raises(ValueError, match="leave the range of float32"):
+        metric_attention(q, k, v, own, other, eps=1e-2, impl="numba")
+    out = metric_attention(q, k, v, own, other, eps=1e-2)
     assert out[3].isnan().all() and out[torch.arange(20) != 3].isfinite().all()

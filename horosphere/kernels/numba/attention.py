@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.chord import arcs
-from horosphere.kernels.numba.libtorch import native
+from horosphere.kernels.numba.libtorch import libtorch
+from horosphere.kernels.tiled.attention import Stream
+from horosphere.kernels.tiled.attention_backward import Pull
 from horosphere.kernels.tiled.near import Near
 from horosphere.kernels.tiled.weights import Weighing
 
 if TYPE_CHECKING:
     from horosphere.kernels.tiled.chord_scores import ChordScores
-    from horosphere.kernels.tiled.metric_scores import MetricScores
 
-# Entries of the matrices from which on the first call's import of numba and compilation, some seconds, may be worth it.
-LEAST = 2**20
 # Rows and columns of a tile: with two of them and the operands a thread stays within a second-level cache of 2 MiB. Of
 # half as many rows where a causal border cuts through tiles.
 HEIGHT, SIDE = 256, 512
@@ -33,40 +32,42 @@ HEIGHT, SIDE = 256, 512
 ALL = 2**40
 
 
-def may_serve(
-    scores: ChordScores, value: Tensor, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float
-) -> bool:
-    """Whether entries of such a call are served, as far as that can be said without looking at the points."""
-    parts = getattr(scores, "parts", ())
-    return (
-        len(parts) == 1
-        and not parts[0].time_dims
-        and not scores.curvature
-        and parts[0].x.shape[-1] > 0
-        and served_call(scores, value, weight, power, bias, dropout_p)
-    )
+OUT_OF_RANGE = "weights or arcs of these points leave the range of float32"
 
 
-def served_call(
-    scores: ChordScores | MetricScores,
-    value: Tensor,
-    weight: str,
-    power: Tensor,
-    bias: Tensor | None,
-    dropout_p: float,
-) -> bool:
-    """What every compiled loop asks for, whatever measures distances."""
-    return (
-        scores.device.type == "cpu"
-        and scores.dtype == torch.float32
-        and value.shape[-1] > 0
-        and weight == "inverse"
-        and bias is None
-        and not dropout_p
-        and scores.batch.numel() * scores.n * scores.m >= LEAST
-        and bool((power == 1).all())
-        and native() is not None
-    )
+def attention(scores: ChordScores, *arguments, strict: bool) -> tuple[Tensor, Tensor]:
+    """As horosphere.kernels.tiled.attention.attention, whose arguments it takes.
+
+    Entries whose weights or arcs leave the range of float32 are worked in tiles, or a ValueError where ``strict``.
+    """
+    stream = Stream(scores, *arguments)
+    for e in stream.groups():
+        if serves(scores, e, stream.eps):
+            group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])
+            group.forward(stream.out[e], stream.den[e])
+        elif strict:
+            raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
+        else:
+            stream.add(e)
+    return stream.result()
+
+
+def attention_backward(scores: ChordScores, *arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """As horosphere.kernels.tiled.attention_backward.attention_backward, whose arguments it takes."""
+    pull = Pull(scores, *arguments[:8], arguments[8:12], arguments[12])
+    for e in pull.groups():
+        if not serves(scores, e, pull.eps):
+            pull.add(e)
+            continue
+        into, value = pull.into, pull.value
+        dv = into.whole[e] if into.own_memory else value.new_zeros(e.stop - e.start, *value.shape[-2:]).float()
+        given = (None if t is None else t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
+        group = CompiledGroup(scores, e, pull.eps, pull.mask.causal, pull.values[e])
+        found = group.backward(*given, pull.wanted[0], dv)
+        pull.deps[e] += found.to(pull.deps.dtype)
+        if not into.own_memory:
+            into.add_(e, dv, slice(None))
+    return pull.result()
 
 
 class CompiledGroup:
@@ -140,9 +141,9 @@ def launch(loop, count: int, given: list[Tensor | int | None], shares: int) -> N
     """``loop`` over so many shares on torch's threads, with the address of the matrix product and what is ``given``,
     tensors by their addresses, None as 0; ``count`` numbers in all.
     """
-    places = [native().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
+    places = [libtorch().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
     layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64)
-    if native().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
+    if libtorch().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
         raise RuntimeError("torch_parallel_for failed")
 
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 
 
-class Native(NamedTuple):
+class Libtorch(NamedTuple):
     parallel_for: ctypes._CFuncPtr  # (begin, end, grain, function, its argument)
     sgemm: int  # address of BLAS' SGEMM with 32-bit integers, which torch itself calls
 
 
 @functools.cache
-def native() -> Native | None:
+def libtorch() -> Libtorch | None:
     """None where torch's library does not offer both."""
     folder = Path(torch.__file__).parent / "lib"
     try:
@@ -31,4 +31,4 @@ def native() -> Native | None:
         return None
     parallel_for.argtypes = [*[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p]
     parallel_for.restype = ctypes.c_int32
-    return Native(parallel_for, ctypes.cast(sgemm, ctypes.c_void_p).value)
+    return Libtorch(parallel_for, ctypes.cast(sgemm, ctypes.c_void_p).value)

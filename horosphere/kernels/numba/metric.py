@@ -10,20 +10,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.numba.attention import ALL, HEIGHT, SIDE, launch, served_call
+from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE, launch
+from horosphere.kernels.tiled.attention import Stream
 from horosphere.kernels.tiled.metric_scores import MetricScores
 from horosphere.kernels.tiled.weights import Weighing
 
 
-def may_serve(
-    scores: MetricScores, value: Tensor, weight: str, power: Tensor, bias: Tensor | None, dropout_p: float
-) -> bool:
-    """Whether entries of such a call are served, as far as that can be said without looking at the points."""
-    return (
-        isinstance(scores, MetricScores)
-        and scores.tiles.flat.q.shape[-1] > 0
-        and served_call(scores, value, weight, power, bias, dropout_p)
-    )
+def attention(scores: MetricScores, *arguments, strict: bool) -> tuple[Tensor, Tensor]:
+    """As horosphere.kernels.numba.attention.attention, for scores under per-token metrics."""
+    stream = Stream(scores, *arguments)
+    for e in stream.groups():
+        if serves(scores, e, stream.eps):
+            group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])
+            group.forward(stream.out[e], stream.den[e])
+        elif strict:
+            raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
+        else:
+            stream.add(e)
+    return stream.result()
 
 
 def serves(scores: MetricScores, e: slice, eps: Tensor) -> bool:

@@ -12,20 +12,34 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from horosphere.kernels.chord.augment import Augmented
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.augment import Augmented, augment
+from horosphere.kernels.chord.parts import Part, batch_of
+from horosphere.kernels.tiled.huge_pages import prefer_large
+from horosphere.kernels.tiled.sqdist import all_alike, may_overflow
+from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
 from horosphere.kernels.tiled.tiles import tile_size, tiles
 
-# Entries of the matrix from which on the first call's import of numba and compilation, some seconds, may be worth it.
-LEAST = 2**20
+OUT_OF_RANGE = "curvatures have several signs, or squares leave the range of float32"
 
 
-def may_serve(parts: Sequence[Part], device: torch.device, dtype: torch.dtype, entries: int) -> bool:
-    """Whether :func:`sqdist` takes such a matrix, where curvatures are of one sign and nothing overflows."""
-    return len(parts) == 1 and device.type == "cpu" and dtype == torch.float32 and entries >= LEAST
+def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool) -> tuple[Tensor, Tensor]:
+    """As horosphere.kernels.tiled.sqdist.sqdist, for one part in float32 on a CPU.
+
+    Curvatures of several signs, or squares that leave the range of float32, are worked in tiles, or a ValueError where
+    ``strict``.
+    """
+    batch = batch_of(parts)
+    (one,) = (augment(p, batch, torch.float32) for p in parts)
+    if not all_alike([one]) or may_overflow(one):
+        if strict:
+            raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
+        return tiled_sqdist(parts, squared, resolve)
+    n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
+    result = prefer_large(torch.empty(*batch, n, m, dtype=torch.float32, device=one.a.device))
+    return result, _fill(one, result.view(batch.numel(), n, m), squared, resolve)
 
 
-def sqdist(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
+def _fill(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
     """Distances, or their squares, into out (B, N, M); flat indices (P,) of the unresolved pairs where ``resolve``.
 
     By the rule of the reference, pair by pair. No product of a and b may overflow, nor its square.

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from horosphere.kernels.numba import attention as compiled_attention
-from horosphere.kernels.numba import metric as compiled_metric
 from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, one
@@ -82,52 +80,80 @@ def attention(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
-    batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
-    values = Entries(value, batch, 2)
-    out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
-    den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)
-    top = None
-    plan = Plan(scores.signs, scores.n, scores.m, scores.device)
-    buffers = Buffers(scores.lent, scores.tensors, plan.numbers)
-    rows, columns = plan.rows(), plan.columns()
-    mask = Mask(bias, causal, batch)
-    dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
-    options = scores, value, weight, power, bias, dropout_p
-    compiled = next((c for c in (compiled_attention, compiled_metric) if c.may_serve(*options)), None)
-    if not scores.m:
-        out.zero_()
-    for e in plan.groups() if scores.n and scores.m else ():
-        if compiled is not None and compiled.serves(scores, e, eps):
-            compiled.CompiledGroup(scores, e, eps, causal, values[e]).forward(out[e], den[e])
-            continue
-        shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
+    stream = Stream(scores, value, eps, power, bias, causal, weight, dropout_p, seed)
+    for e in stream.groups():
+        stream.add(e)
+    return stream.result()
+
+
+class Stream:
+    """Results of attention, made group by group; arguments as of :func:`attention`."""
+
+    def __init__(
+        self,
+        scores: ChordScores,
+        value: Tensor,
+        eps: Tensor,
+        power: Tensor,
+        bias: Tensor | None,
+        causal: int | None,
+        weight: str,
+        dropout_p: float,
+        seed: Tensor | None,
+    ):
+        batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
+        self.scores, self.eps, self.power, self.weight = scores, eps, power, weight
+        self.values = Entries(value, batch, 2)
+        self.out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
+        self.den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)
+        self.top: Tensor | None = None
+        self.plan = Plan(scores.signs, scores.n, scores.m, scores.device)
+        self.buffers = Buffers(scores.lent, scores.tensors, self.plan.numbers)
+        self.rows, self.columns = self.plan.rows(), self.plan.columns()
+        self.mask = Mask(bias, causal, batch)
+        self.dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
+        if not scores.m:
+            self.out.zero_()
+
+    def groups(self) -> Iterator[slice]:
+        """Batch entries that share tiles."""
+        return self.plan.groups() if self.scores.n and self.scores.m else iter(())
+
+    def add(self, e: slice) -> None:
+        """The results of a group."""
+        scores, mask, width = self.scores, self.mask, self.out.shape[-1]
+        shift = self.eps[e] if self.weight == "inverse" else torch.zeros_like(self.eps[e])
         group = scores.group(e, shift)
-        weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
-        v = Blocks(values[e].to(dtype), e.stop - e.start)
-        for i in rows:
-            num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, value.shape[-1])
-            sums = Sums(num, den[e, i], weighing.plain)
-            for j in columns:
+        weighing = Weighing(self.weight, self.power[e], shift, group.extent(), scores.dtype, mask.biased)
+        v = Blocks(self.values[e].to(scores.dtype), e.stop - e.start)
+        for i in self.rows:
+            num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, width)
+            sums = Sums(num, self.den[e, i], weighing.plain)
+            for j in self.columns:
                 if mask.nobody(i, j):
                     break
-                z = group.tile(i, j, buffers, False)
+                z = group.tile(i, j, self.buffers, False)
                 if weighing.plain:
                     w = mask.weights_(weighing.weights_(z), e, i, j)
                 else:
                     w = sums.below_top_(mask.logits_(weighing.logits_(z), e, i, j))
                 sums.den += w.sum(-1)  # that of all weights
-                if dropout is not None:
-                    dropout.apply_(w, e, i, j)
+                if self.dropout is not None:
+                    self.dropout.apply_(w, e, i, j)
                 sums.add(one(w), v[j])
-            sums.mean(out[e, i], mask.some)
+            sums.mean(self.out[e, i], mask.some)
             if sums.top is not None:
-                top = torch.zeros_like(den) if top is None else top
-                top[e, i] = sums.top.squeeze(-1)
-    scores.lent.back()
-    lse = den.log_()  # -inf where no key took part
-    if top is not None:
-        lse.add_(top)
-    return out.view(*batch, *out.shape[1:]), lse.view(*batch, scores.n)
+                self.top = torch.zeros_like(self.den) if self.top is None else self.top
+                self.top[e, i] = sums.top.squeeze(-1)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """out and lse, of all groups."""
+        self.scores.lent.back()
+        lse = self.den.log_()  # -inf where no key took part
+        if self.top is not None:
+            lse.add_(self.top)
+        batch = self.scores.batch
+        return self.out.view(*batch, *self.out.shape[1:]), lse.view(*batch, self.scores.n)
 
 
 class Sums:

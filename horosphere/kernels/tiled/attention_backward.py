@@ -10,11 +10,11 @@ so that the bracket is one product.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from horosphere.kernels.numba import attention as compiled_attention
-from horosphere.kernels.numba.attention import CompiledGroup
 from horosphere.kernels.tiled.attention import Plan
 from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.entries import Entries
@@ -44,48 +44,73 @@ def attention_backward(
     """Gradients of value, eps (B,), power (B,) and bias; those of the points stay with ``scores``. ``wanted``: whether
     those of eps, power and bias are.
     """
-    batch, dtype, entries, n = scores.batch, scores.dtype, scores.batch.numel(), scores.n
-    values = Entries(value, batch, 2)
-    into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
-    outs, lses, douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
-    dlses = None if dlse is None else Entries(dlse, batch, 1)
-    plan = Plan(scores.signs, n, scores.m, scores.device)
-    buffers = Buffers(scores.lent, scores.tensors + 2, plan.numbers)
-    rows, columns = plan.rows(), plan.columns()
-    mask = Mask(bias, causal, batch)
-    dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
-    deps, dpower = torch.zeros_like(eps), torch.zeros_like(power)
-    dbias = BiasGradient(bias, batch, dtype) if wanted[2] else None
-    compiled = not wanted[1] and compiled_attention.may_serve(scores, value, weight, power, bias, dropout_p)
-    scores.prepare_gradients()
-    for e in plan.groups() if n and scores.m else ():
-        if compiled and compiled_attention.serves(scores, e, eps):
-            dv = into.whole[e] if into.own_memory else torch.zeros(e.stop - e.start, *value.shape[-2:], dtype=dtype)
-            given = (None if t is None else t[e] for t in (outs, lses, douts, dlses))
-            found = CompiledGroup(scores, e, eps, causal, values[e]).backward(*given, wanted[0], dv)
-            deps[e] += found.to(deps.dtype)
-            if not into.own_memory:
-                into.add_(e, dv, slice(None))
-            continue
-        shift = eps[e] if weight == "inverse" else torch.zeros_like(eps[e])
+    pull = Pull(scores, value, eps, power, bias, causal, weight, dropout_p, seed, (out, lse, dout, dlse), wanted)
+    for e in pull.groups():
+        pull.add(e)
+    return pull.result()
+
+
+class Pull:
+    """Gradients of attention, made group by group; arguments as of :func:`attention_backward`, its results in one."""
+
+    def __init__(
+        self,
+        scores: ChordScores,
+        value: Tensor,
+        eps: Tensor,
+        power: Tensor,
+        bias: Tensor | None,
+        causal: int | None,
+        weight: str,
+        dropout_p: float,
+        seed: Tensor | None,
+        results: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        wanted: tuple[bool, bool, bool],
+    ):
+        batch, dtype, entries, n = scores.batch, scores.dtype, scores.batch.numel(), scores.n
+        self.scores, self.value, self.eps, self.power, self.weight = scores, value, eps, power, weight
+        self.wanted, self.bias = wanted, bias
+        self.values = Entries(value, batch, 2)
+        self.into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
+        out, lse, dout, dlse = results
+        self.outs, self.lses, self.douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
+        self.dlses = None if dlse is None else Entries(dlse, batch, 1)
+        self.plan = Plan(scores.signs, n, scores.m, scores.device)
+        self.buffers = Buffers(scores.lent, scores.tensors + 2, self.plan.numbers)
+        self.rows, self.columns = self.plan.rows(), self.plan.columns()
+        self.mask = Mask(bias, causal, batch)
+        self.dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
+        self.deps, self.dpower = torch.zeros_like(eps), torch.zeros_like(power)
+        self.dbias = BiasGradient(bias, batch, dtype) if bias is not None and wanted[2] else None
+        scores.prepare_gradients()
+
+    def groups(self) -> Iterator[slice]:
+        """Batch entries that share tiles."""
+        return self.plan.groups() if self.scores.n and self.scores.m else iter(())
+
+    def add(self, e: slice) -> None:
+        """What a group gives."""
+        scores, mask, dropout, buffers, wanted = self.scores, self.mask, self.dropout, self.buffers, self.wanted
+        dtype, weight = scores.dtype, self.weight
+        shift = self.eps[e] if weight == "inverse" else torch.zeros_like(self.eps[e])
         group = scores.group(e, shift)
-        weighing = Weighing(weight, power[e], shift, group.extent(), dtype, mask.biased)
+        weighing = Weighing(weight, self.power[e], shift, group.extent(), dtype, mask.biased)
         size = e.stop - e.start
-        v = Blocks(append(values[e].to(dtype), 1.0), size, transposed=True)
-        scale = -power[e]
+        v = Blocks(append(self.values[e].to(dtype), 1.0), size, transposed=True)
+        scale = -self.power[e]
         dv: dict[int, Tensor] = {}
-        given = [t[e] for t in (outs, lses, douts)]
-        if dlses is not None:
-            given.append(dlses[e])
+        given = [t[e] for t in (self.outs, self.lses, self.douts)]
+        if self.dlses is not None:
+            given.append(self.dlses[e])
         ready = slice(0, 0)
-        for i in rows:
+        for i in self.rows:
             if i.stop > ready.stop:
-                ready = slice(i.start, i.start + READY * plan.r)
+                ready = slice(i.start, i.start + READY * self.plan.r)
                 base, upper = _rows(weighing, dtype, *(t[:, ready] for t in given))
                 uppers, bare = Blocks(upper, size), Blocks(upper[..., :-1], size)
             at = slice(i.start - ready.start, i.stop - ready.start)
             one_upper, one_bare = uppers[at], bare[at]
-            for j in columns:
+            for j in self.columns:
                 if mask.nobody(i, j):
                     break
                 z = group.tile(i, j, buffers, True)
@@ -97,7 +122,7 @@ def attention_backward(
                 else:
                     mask.logits_(weighing.logits_(w.copy_(z)), e, i, j).sub_(base[:, at]).exp_()
                 if j.start not in dv:
-                    dv[j.start] = z.new_zeros(size, j.stop - j.start, value.shape[-1])
+                    dv[j.start] = z.new_zeros(size, j.stop - j.start, self.value.shape[-1])
                 kept = w if dropout is None else dropout.apply_(w.clone(), e, i, j)
                 add_product(one(dv[j.start]), one(kept).mT, one_bare)
                 if dropout is None:
@@ -106,20 +131,24 @@ def attention_backward(
                     multiply(one_bare, v[j][..., :-1, :], into_g)
                     dropout.apply_(g, e, i, j).add_(upper[:, at, -1:])
                 g.mul_(w)
-                if dbias is not None:
-                    dbias.add(e, i, j, g)
+                if self.dbias is not None:
+                    self.dbias.add(e, i, j, g)
                 if wanted[1]:
                     measured = w.log().neg_() if weighing.reciprocal else weighing.measure(z)
-                    dpower[e] -= torch.where(g == 0, 0.0, g * measured).sum((-1, -2)).to(dpower.dtype)
+                    self.dpower[e] -= torch.where(g == 0, 0.0, g * measured).sum((-1, -2)).to(self.dpower.dtype)
                 g = g.mul_(w) if weighing.reciprocal else weighing.slope_(g, z)
                 if wanted[0] and weight == "inverse":
-                    deps[e] += scale * g.sum((-1, -2)).to(deps.dtype)
+                    self.deps[e] += scale * g.sum((-1, -2)).to(self.deps.dtype)
                 group.pull(i, j, g)
             group.rows_done(i, scale)
         group.finish(scale)
         for start, gradient in dv.items():
-            into.add_(e, gradient, slice(start, start + gradient.shape[1]))
-    return into.t.to(value.dtype), deps, dpower, None if dbias is None else dbias.t.to(bias.dtype)
+            self.into.add_(e, gradient, slice(start, start + gradient.shape[1]))
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Of value, eps, power and bias."""
+        dbias = None if self.dbias is None or self.bias is None else self.dbias.t.to(self.bias.dtype)
+        return self.into.t.to(self.value.dtype), self.deps, self.dpower, dbias
 
 
 def _rows(

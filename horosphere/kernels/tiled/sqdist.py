@@ -10,7 +10,6 @@ from torch import Tensor
 from horosphere.kernels.chord import arcs
 from horosphere.kernels.chord.augment import Augmented, augment, tile_product
 from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
-from horosphere.kernels.numba import sqdist as compiled
 from horosphere.kernels.tiled.huge_pages import prefer_large
 from horosphere.kernels.tiled.tiles import group_width, tile_size, tiles
 from horosphere.kernels.tiled.unresolved import Search
@@ -28,10 +27,6 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=dtype, device=device))
     out = result.view(batch.numel(), n, m)
-    if compiled.may_serve(parts, device, dtype, out.numel()):
-        (one,) = (augment(p, batch, dtype) for p in parts)
-        if all_alike([one]) and not may_overflow(one):
-            return result, compiled.sqdist(one, out, squared, resolve)
     width = group_width(m)
     made = [augment(p, batch, dtype, pad=-m % width) for p in parts]
     wide = [may_overflow(a) for a in made]
