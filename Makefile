@@ -20,7 +20,7 @@ test: $(READY) lint
 # Other processors, as far as this one can play them: torch, MKL and numba with fewer instructions, other numbers of
 # threads. Each line is a process of its own, since libraries look at their processor once. torch.compile is left out
 # (inductor compiles for the processor itself), Triton is too (its interpreter is NumPy).
-PLAYED := -q --ignore=tests/kernels/test_triton.py -k "not compile"
+PLAYED := -q --ignore=tests/kernels/test_triton.py --ignore=tests/manifolds/test_compile.py
 EXACT := tests/kernels tests/manifolds tests/memory tests/embedding
 THREADED := tests/kernels tests/memory
 

@@ -12,7 +12,7 @@ import math
 import numba
 import numpy as np
 
-from horosphere import _numerics
+from horosphere import _compiled, _numerics
 
 __all__ = [
     "BALL",
@@ -35,9 +35,9 @@ LONGEST = 5.0
 # Draws from a pool after which a source, all of whose targets in it may be excluded, takes any stranger.
 MAX_DRAWS = 64
 
-_jit = numba.njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
+_jit = _compiled.njit()
 # Inlined, not linked: linked code differs, and its last bits, when a callee is read from the cache.
-_inline = numba.njit(fastmath={"contract", "nsz"}, error_model="numpy", inline="always")
+_inline = _compiled.inline
 
 
 @_inline
@@ -236,7 +236,7 @@ def ranking_pairs(table, first, pairs, starts, excluded, pool, count, rate, kind
     return total
 
 
-@numba.njit(cache=True, parallel=True, fastmath={"contract", "nsz"}, error_model="numpy")
+@_compiled.njit(parallel=True)
 def ranking_pairs_threaded(table, first, pairs, starts, excluded, pool, count, rate, kinds, curvatures, bounds, seeds):
     """The same with a share of the pairs for each of ``len(seeds)`` threads, which write one table without locks.
 
@@ -306,7 +306,7 @@ def distortion_pairs(table, first, pairs, lengths, rate, stress, kinds, curvatur
     return total
 
 
-@numba.njit(cache=True, parallel=True, fastmath={"contract", "nsz"}, error_model="numpy")
+@_compiled.njit(parallel=True)
 def distortion_pairs_threaded(table, first, pairs, lengths, rate, stress, kinds, curvatures, bounds, threads):
     """The same with a share of the pairs for each of ``threads`` threads, which write one table without locks."""
     losses = np.zeros(threads)

@@ -12,7 +12,7 @@ import math
 import numba
 import numpy as np
 
-from horosphere import _numerics
+from horosphere import _compiled, _numerics
 from horosphere.embedding.compiled import LONGEST, RIM, _below, _negative
 
 __all__ = ["LEAST_CURVATURE", "ball_pairs", "ball_pairs_threaded"]
@@ -24,10 +24,9 @@ LEAST_CURVATURE = 0.01
 SHORT = 24
 
 # Sums over coordinates may be reordered: that is what puts them into vector registers.
-_FAST = {"contract", "nsz", "reassoc"}
-_jit = numba.njit(cache=True, fastmath=_FAST, error_model="numpy")
+_jit = _compiled.njit(fastmath=_compiled.ANY_ORDER)
 # Inlined, not linked: linked code differs, and its last bits, when a callee is read from the cache.
-_inline = numba.njit(fastmath=_FAST, error_model="numpy", inline="always")
+_inline = _compiled.inline
 
 
 @_inline
@@ -171,7 +170,7 @@ def ball_pairs(table, first, pairs, starts, excluded, pool, count, rate, curvatu
     return total
 
 
-@numba.njit(cache=True, parallel=True, fastmath=_FAST, error_model="numpy")
+@_compiled.njit(parallel=True, fastmath=_compiled.ANY_ORDER)
 def ball_pairs_threaded(table, first, pairs, starts, excluded, pool, count, rate, curvature, seeds):
     """`ball_pairs` with a share of the pairs a thread: see `compiled.ranking_pairs_threaded`."""
     threads, edges = len(seeds), len(pairs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from horosphere import _compiled
 
 __all__ = ["ball_ranks"]
 
 
-@numba.njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
+@_compiled.njit(fastmath=_compiled.ANY_ORDER)
 def ball_ranks(table, sources, starts, targets, curvature):
     """Ranks of the true targets of some sources, and average precisions, as `scores.reconstruction` has them.
 

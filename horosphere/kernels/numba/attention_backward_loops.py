@@ -10,10 +10,10 @@ import numba
 import numpy as np
 from numba.core import types
 
+from horosphere import _compiled
 from horosphere.kernels.numba.attention_loops import (
     GIVEN,
     ONE,
-    OPTIONS,
     TINY,
     TWO,
     ZERO,
@@ -172,7 +172,7 @@ def _backward_rows(settings, one, upper, i0, i1, memory, found, sums):
         add_transposed_times(sgemm, grad, side, one.x[i0:i1], points, sums.dk[j0:j1])
 
 
-@numba.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)), **OPTIONS)
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
 def backward(begin, end, given):
     """As :func:`forward`, for stretches of rows; sums over rows have an entry for each stretch."""
     g = numba.carray(given, GIVEN)

@@ -2,9 +2,6 @@
 
 A row of a tile stays in the first cache while small loops go over it, one after the other, so that the compiler
 vectorises each.
-
-numba's cache on disk is good for as long as the file of a loop is: after a change to what these files import from each
-other, touch them.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import numba
 import numpy as np
 from numba.core import types
 
-from horosphere import _numerics
+from horosphere import _compiled, _numerics
 from horosphere.kernels.numba.products import add_times, numbers_at, rows_by_columns
 from horosphere.kernels.numba.sqdist_loops import hyperbolic, spherical
 
@@ -24,12 +21,8 @@ __all__ = ["GIVEN", "forward"]
 # Numbers that a launcher hands over.
 GIVEN = 40
 
-OPTIONS = {"cache": True, "error_model": "numpy"}
-# nothing of Python's is called or calls: wrappers would take most of the time of compilation
-BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-jit = numba.njit(fastmath={"contract", "nsz"}, **OPTIONS, **BARE)
-# sums in any order, which vectorise
-sum_jit = numba.njit(fastmath={"contract", "nsz", "reassoc"}, **OPTIONS, **BARE)
+jit = _compiled.njit(bare=True)
+sum_jit = _compiled.njit(fastmath=_compiled.ANY_ORDER, bare=True)
 
 ZERO, ONE, TWO = (np.float32(c) for c in (0, 1, 2))
 TINY = np.float32(_numerics.SMALLEST_CHORD2)
@@ -217,7 +210,7 @@ def entry_of(g, e):
     )
 
 
-@numba.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)), **OPTIONS)
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
 def forward(begin, end, given):
     """Shares ``begin`` to ``end`` of the blocks of rows of all entries; ``given`` as the launcher lays it out."""
     g = numba.carray(given, GIVEN)

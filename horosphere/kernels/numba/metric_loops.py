@@ -8,9 +8,9 @@ import numba
 import numpy as np
 from numba.core import types
 
+from horosphere import _compiled
 from horosphere.kernels.numba.attention_loops import (
     ONE,
-    OPTIONS,
     TINY,
     ZERO,
     clear_rows,
@@ -160,7 +160,7 @@ def _of_rank(address, rank, total, length, features):
     return matrices(address, rank * total, length, features).reshape((rank, total, length, features))
 
 
-@numba.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)), **OPTIONS)
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
 def forward(begin, end, given):
     """Shares ``begin`` to ``end`` of the blocks of rows of all entries; ``given`` as the launcher lays it out."""
     g = numba.carray(given, GIVEN)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from horosphere import _compiled
+
 __all__ = ["add_times", "add_transposed_times", "numbers_at", "rows_by_columns"]
 
-_jit = numba.njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_jit = _compiled.njit(bare=True)
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _N, _T = ord("N"), ord("T")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
-from horosphere import _numerics
+from horosphere import _compiled, _numerics
 
 __all__ = ["hyperbolic", "log1p", "spherical", "tile"]
 
-_jit = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"}, error_model="numpy")
+_jit = _compiled.njit(nogil=True)
 
 # Names of single numbers: the compiler vectorises a polynomial of constants, not of an array.
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (np.float32(c) for c in _numerics.LOG_FIT)
