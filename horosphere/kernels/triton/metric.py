@@ -46,8 +46,10 @@ class MetricSide(NamedTuple):
 
     def entries(self, e: slice) -> MetricSide:
         """Of some batch entries."""
-        one = (t[e] for t in (self.points, self.norms, self.limits))
-        return MetricSide(self.features[e], self.scales[e], self.columns[:, e], *one, self.rank, self.step)
+        return self._replace(
+            features=self.features[e], scales=self.scales[e], columns=self.columns[:, e], points=self.points[e],
+            norms=self.norms[e], limits=self.limits[e],
+        )  # fmt: skip
 
 
 class Metrics(NamedTuple):
@@ -333,15 +335,8 @@ class Tokens:
         self.made = MetricTiles(f, batch, dtype, _numerics.weight_tolerance(dtype) if resolve else tolerance)
         limits = self.made.limits if resolve else self.made.norms  # not read
         self.sides = [
-            self._side(*numbers)
-            for numbers in zip(
-                (self.made.a, self.made.b),
-                (self.made.query, self.made.key),
-                (self.made.x, self.made.y),
-                self.made.norms,
-                limits,
-                strict=True,
-            )
+            self._side(self.made.a, self.made.query, self.made.x, self.made.norms[0], limits[0]),
+            self._side(self.made.b, self.made.key, self.made.y, self.made.norms[1], limits[1]),
         ]
         self._found: dict[bool, MetricSums] = {}
         self.n, self.m = self.sides[0].scales.shape[-1], self.sides[1].scales.shape[-1]
@@ -351,9 +346,9 @@ class Tokens:
     ) -> MetricSide:
         if side is None:  # no metric: nothing to read
             side = Gradients(points.new_zeros(0, *points.shape), points.new_zeros(points.shape[:-1]))
-        tensors = features.mT, side.scales, side.columns.mT, points.mT, norms, limits
-        made = [t.contiguous() for t in tensors]
-        return MetricSide(*made, made[2].shape[0], made[2].stride(0))
+        features, columns, points = (t.mT.contiguous() for t in (features, side.columns, points))
+        scales, norms, limits = (t.contiguous() for t in (side.scales, norms, limits))
+        return MetricSide(features, scales, columns, points, norms, limits, columns.shape[0], columns.stride(0))
 
     def lengths(self, swapped: bool) -> tuple[int, int]:
         """Rows and columns; here and below ``swapped``: the keys own the rows."""
