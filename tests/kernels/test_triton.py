@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -17,6 +18,17 @@ ROOT = Path(__file__).parents[2]
 def test_importing_horosphere_does_not_load_triton_kernels():
     code = "import sys, horosphere; assert not any(m.startswith('horosphere.kernels.triton') for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_no_list_of_arguments_is_longer_than_16():
+    """Pointers and sizes that belong together come as one named tuple."""
+    longest = {}
+    for path in (ROOT / "horosphere/kernels/triton").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                longest[f"{path.name} {node.name}"] = len(given)
+    assert len(longest) > 50 and {name: count for name, count in longest.items() if count > 16} == {}
 
 
 def test_the_cases_under_the_interpreter():

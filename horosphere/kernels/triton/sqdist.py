@@ -186,13 +186,13 @@ def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def forward(
-    space,
+    space,  # the pointers of a geometry
     out,  # (B, N, M)
     length,
     others,
-    OF_ENTRY: tl.constexpr,
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     MATRIX: tl.constexpr,
-    SHAPE: tl.constexpr,
+    SHAPE: tl.constexpr,  # what the geometry compiles
     R: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -208,12 +208,12 @@ def forward(
 
 @triton.jit
 def backward(
-    space,
+    space,  # the pointers of a geometry
     upper,  # gradient of pair (i, j) at entry * n * m + i * row_stride + j * column_stride
     row_stride,
     column_stride,
-    sums,
-    OF_ENTRY: tl.constexpr,
+    sums,  # where the geometry sums its gradient
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     START: tl.constexpr,
     ADD: tl.constexpr,
     STORE: tl.constexpr,
