@@ -165,7 +165,7 @@ def metric_variants() -> Iterator[Variant]:
     gradient.
     """
     for dtype, (own, other) in itertools.product(TYPES, ((True, True), (True, False), (False, True))):
-        f, which = fibres(dtype, own, other), f"{'both' if own and other else 'own' if own else 'other'} {TYPES[dtype]}"
+        f = fibres(dtype, own, other)
         with recorded() as launches:
             metric_sqdist(f, dtype, None)
             metric_sqdist_backward(torch.ones(2, 3, 100, dtype=dtype), f, dtype)
@@ -173,8 +173,9 @@ def metric_variants() -> Iterator[Variant]:
         names = "forward", "backward", None, "attention", "gradient of metric queries", "gradient of metric keys"
         for name, launch in zip(names, launches, strict=True):
             if name:
+                which = "both" if own and other else "own" if launch.has(own=True) else "other"
                 of = name if name.startswith("gradient") else f"metric {name}"
-                yield Variant(f"{of}, {which}", dtype, launch)
+                yield Variant(f"{of}, {which} {TYPES[dtype]}", dtype, launch)
 
 
 def build(variant: Variant, target: str, *, ones: bool = False) -> Usage:

@@ -218,7 +218,7 @@ def gradient(
                 add_to_bias(bias, g, mask, pairs_of(tile, KIND.swapped))
         g, tally = tallied(tally, g, found[0], measured, shift_and_rate, KIND)
         state = ADD(state, sums, space, g, found, tile, slab * F, SHAPE, R, C, F)
-    STORE(state, sums, space, rows, slab * F, SHAPE, F)
+    STORE(state, sums, space, entry, rows, slab * F, SHAPE, F)
     if slab == 0:
         write_tally(into, tally, entry * space.length + rows, rows < space.length, KIND)
 
@@ -245,10 +245,10 @@ class Geometry(Protocol):
 
     - ``of_entry(space, entry, SHAPE)``: the same pointers where a batch entry starts.
     - ``score(space, eps, tile, SHAPE, R, C)``: four values, first d^2 [R, C], and what ``add`` wants to know again.
-    - ``start(sums, space, entry, SHAPE, R, F)``: the sums where the entry starts, and the state of a block of rows.
+    - ``start(sums, space, entry, SHAPE, R, F)``: where the gradient goes, and the state of a block of rows.
     - ``add(state, sums, space, g, found, tile, slab, SHAPE, R, C, F)``: the state with what g = dL/d(d^2) [R, C] gives
       to the features from slab on; found is what ``score`` returned.
-    - ``store(state, sums, space, rows, slab, SHAPE, F)``: writes the state.
+    - ``store(state, sums, space, entry, rows, slab, SHAPE, F)``: writes the state.
     """
 
     batch: torch.Size

@@ -23,7 +23,7 @@ from horosphere.kernels.triton.tiles import (
     add_products,
     add_products_singly,
     both,
-    inside,
+    existing,
     product,
     some,
 )
@@ -163,10 +163,11 @@ def along(space, column, OWN: tl.constexpr, tile, SHAPE: tl.constexpr, R: tl.con
     for f in range(0, space.dim):
         delta = difference(space, f, tile, SHAPE)
         if OWN:
-            u = tl.load(column + f * tile.length + tile.rows, mask=tile.rows < tile.length, other=0.0)[:, None]
+            u = tl.load(column + f * tile.length + tile.rows, mask=tile.rows < tile.length, other=0.0)
+            total += delta * u.to(tl.float64)[:, None]
         else:
-            u = tl.load(column + f * tile.others + tile.columns, mask=tile.columns < tile.others, other=0.0)[None, :]
-        total += delta * u.to(tl.float64)
+            u = tl.load(column + f * tile.others + tile.columns, mask=tile.columns < tile.others, other=0.0)
+            total += delta * u.to(tl.float64)[None, :]
     return total
 
 
@@ -197,7 +198,7 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
     if SHAPE.resolve:
         left, right = both(space.own.norms, space.other.norms, tile)
         one, two = both(space.own.limits, space.other.limits, tile)
-        near = ((d2 + eps >= (left + right) * (one + two)) == 0) & inside(tile)
+        near = existing((d2 + eps >= (left + right) * (one + two)) == 0, tile)
         if some(near):
             exact = exact_distances(space, factor, tile, SHAPE, R, C)
             d2 = tl.where(near, exact.to(d2.dtype), d2)
@@ -206,11 +207,11 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def start(sums, space, entry, SHAPE: tl.constexpr, R: tl.constexpr, F: tl.constexpr):
-    """(where a batch entry has its gradients, that of the scales [R])."""
-    row, point = entry * space.length, entry * (space.dim + 1) * space.length
+    """(where gradients go, at this batch entry but for the scales, that of the scales [R])."""
+    point = entry * (space.dim + 1) * space.length
     sums = MetricSums(
         sums.features + entry * (space.dim + 2) * space.length,
-        sums.scales + row,
+        sums.scales,
         sums.columns + point,
         sums.points + point,
     )
@@ -301,10 +302,10 @@ def add_matrix(state, sums, space, g, tile, SHAPE: tl.constexpr, R: tl.constexpr
 
 
 @triton.jit
-def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
+def store(state, sums, space, entry, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
     """Write the gradient of the scales of a block of rows."""
     if SHAPE.own:
-        tl.store(sums.scales + rows, state, mask=rows < space.length)
+        tl.store(sums.scales + entry * space.length + rows, state, mask=rows < space.length)
 
 
 class Tokens:
