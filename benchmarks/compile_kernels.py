@@ -16,11 +16,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
-    by_target = (ahead.every_variant(target.backend) for target in ahead.TARGETS.values())
     rows = [
         {"kernel": variant.name, "target": target, **ahead.build(variant, target)._asdict()}
-        for variants in zip(*by_target, strict=True)
-        for target, variant in zip(ahead.TARGETS, variants, strict=True)
+        for variant in ahead.every_variant()
+        for target in ahead.TARGETS
     ]
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     RESULTS.mkdir(exist_ok=True)

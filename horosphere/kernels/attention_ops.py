@@ -187,17 +187,18 @@ def _(
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
             from horosphere.kernels.triton.chord import Points
 
-            scores = Points(parts, batch, dtype, resolve=resolve, curvature=curvature)
-            dvalue, *drates, dbias = triton_attention_backward(scores, *inputs, *results)
+            points = Points(parts, batch, dtype, resolve=resolve, curvature=curvature)
+            dvalue, *drates, dbias = triton_attention_backward(points, *inputs, *results)
+            gradients = points.gradients()
         else:
             scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
             run = numba_attention_backward if form == "numba" else tiled_attention_backward
             dvalue, *drates, dbias = run(scores, *inputs, *results)
-        points = scores.gradients()
+            gradients = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )
-    return points, dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
+    return gradients, dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
 
 
 @torch.library.register_fake("horosphere::attention_backward")

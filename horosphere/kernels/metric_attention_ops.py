@@ -163,12 +163,13 @@ def _(
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
             from horosphere.kernels.triton.metric import Tokens
 
-            scores = Tokens(f, batch, dtype, resolve=resolve)
-            dvalue, *drates, dbias = triton_attention_backward(scores, *inputs, *results)
+            tokens = Tokens(f, batch, dtype, resolve=resolve)
+            dvalue, *drates, dbias = triton_attention_backward(tokens, *inputs, *results)
+            fibres = tokens.gradients()
         else:
             scores = MetricScores(f, batch, dtype, resolve=resolve)
             dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
-        fibres = scores.gradients()
+            fibres = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
     )

@@ -29,7 +29,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import horosphere as hs
-from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases, nearest_cases
+from tests.kernels import attention_cases, cases, far_out_cases, metric_attention_cases, metric_cases, nearest_cases
 
 ROUNDS = 20
 WORKERS = 8
@@ -140,7 +140,7 @@ def checks() -> dict[str, Callable[[], None]]:
     of_cases = {
         f"{impl} {of.__name__} {c.name}": lambda c=c, i=impl, of=of: of.check(c, i, "cuda")
         for impl in ("triton", "tiled")
-        for of in (cases, nearest_cases, attention_cases, metric_cases, metric_attention_cases)
+        for of in (cases, nearest_cases, attention_cases, far_out_cases, metric_cases, metric_attention_cases)
         for c in of.CASES
     }
     others = {"cdist and knn as a user calls them": as_a_user, "attention to the last bit": to_the_last_bit}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import horosphere as hs
 from horosphere.kernels.triton import nearest
-from tests.kernels import attention_cases, cases, metric_attention_cases, metric_cases, nearest_cases
+from tests.kernels import attention_cases, cases, far_out_cases, metric_attention_cases, metric_cases, nearest_cases
 
 # the interpreter computes by numpy, which warns of what points that are no numbers give
 no_numbers = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -35,6 +34,11 @@ def test_triton_nearest_a_few_rows_at_a_time(monkeypatch):
 @pytest.mark.parametrize("case", attention_cases.CASES, ids=lambda c: c.name)
 def test_triton_attention_is_the_reference(case):
     attention_cases.check(case, "triton")
+
+
+@pytest.mark.parametrize("case", far_out_cases.CASES, ids=lambda c: c.name)
+def test_triton_attention_far_out_is_the_reference(case):
+    far_out_cases.check(case, "triton")
 
 
 @pytest.mark.parametrize("case", metric_cases.CASES, ids=lambda c: c.name)
@@ -95,37 +99,3 @@ def test_attention_under_metrics_by_triton():
         results.append((out, *torch.autograd.grad((out**2).sum(), (q, k, v, s, u))))
     for ours, true in zip(*results, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-4)
-
-
-def coincident_and_close(radius: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Points of the ball at a distance from its centre, and the same in another order, every other one 1e-6 away."""
-    generator = torch.Generator().manual_seed(0)
-    direction, step = torch.nn.functional.normalize(
-        torch.randn(2, 12, 10, generator=generator, dtype=torch.float64), dim=-1
-    )
-    x = direction * torch.tanh(torch.tensor(radius / 2, dtype=torch.float64))
-    step[::2] = 0
-    y = x + 1e-6 * step * (1 - (x * x).sum(-1, keepdim=True)) / 2
-    return x.to(dtype), y.roll(5, 0).to(dtype)
-
-
-@pytest.mark.parametrize("radius", (9.0, 11.0))
-@pytest.mark.parametrize(
-    ("space", "dtype"), [("ball", torch.float64), ("ball", torch.float32), ("hyperboloid", torch.float64)]
-)
-def test_gradients_of_attention_at_close_pairs_far_out(space, dtype, radius):
-    """Sums over j of r_ij x_i - r_ij x_j would cancel there by the square of the conformal factor, 1e7 to 1e9."""
-    manifold = (hs.PoincareBall if space == "ball" else hs.Lorentz)(-1.0, learnable=True)
-    x, y = coincident_and_close(radius, torch.float64)
-    if space == "hyperboloid":
-        x, y = (hs.convert(p, hs.PoincareBall(-1.0), manifold).detach() for p in (x, y))
-    value, upper = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    stored = [t.to(dtype) for t in (x, y, value)]
-    results = []
-    for impl, work in (("triton", dtype), ("reference", torch.float64)):
-        leaves = [t.to(work).requires_grad_() for t in stored]
-        out = hs.attention.geodesic_attention(*leaves, manifold, eps=1e-2, impl=impl)
-        results.append([out, *torch.autograd.grad((out * upper.to(work)).sum(), [*leaves, *manifold.parameters()])])
-    of_result, of_gradients = attention_cases.TOLERANCE[dtype]
-    for ours, true, limit in zip(*results, [of_result] + [of_gradients] * 4, strict=True):
-        assert (ours.double() - true).abs().max() <= limit * true.abs().max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -19,6 +20,17 @@ def test_importing_horosphere_does_not_load_triton_kernels():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_no_list_of_arguments_is_longer_than_16():
+    """Pointers and sizes that belong together come as one named tuple."""
+    longest = {}
+    for path in (ROOT / "horosphere/kernels/triton").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                longest[f"{path.name} {node.name}"] = len(given)
+    assert len(longest) > 50 and {name: count for name, count in longest.items() if count > 16} == {}
+
+
 def test_the_cases_under_the_interpreter():
     """In a process of its own: Triton decides when a kernel's module is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -34,15 +46,14 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from horosphere.kernels.triton import ahead
 
-    on = ahead.TARGETS[target].backend
-    chosen = {(v.kernel, v.dtype, v.constants["SHAPE"].sign): v for v in ahead.variants()}
+    chosen = {(v.launch.kernel, v.dtype, v.launch.given["SHAPE"].sign): v for v in ahead.variants()}
     assert len(chosen) == 12
     # of attention one kernel: it takes seconds to compile
-    of_attention = next(v for v in ahead.attention_variants(on) if v.name == "gradient of keys product inverse fp32")
+    of_attention = next(v for v in ahead.attention_variants() if v.name == "gradient of keys product inverse fp32")
     of_nearest = [v for v in ahead.nearest_variants() if v.name.endswith("product fp32")]
     assert len(of_nearest) == 2
-    of_metrics = [v for v in ahead.metric_variants(on) if "both" in v.name and "gradient of" not in v.name]
-    of_metrics.append(next(v for v in ahead.metric_variants(on) if v.name == "gradient of metric keys, both fp32"))
+    of_metrics = [v for v in ahead.metric_variants() if "both" in v.name and "gradient of" not in v.name]
+    of_metrics.append(next(v for v in ahead.metric_variants() if v.name == "gradient of metric keys, both fp32"))
     for variant in (*chosen.values(), *of_nearest, of_attention, *of_metrics):
         usage = ahead.build(variant, target)
         assert 0 < usage.registers <= 512 and usage.shared <= 48 * 1024
@@ -54,11 +65,23 @@ def test_lengths_of_one_compile(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from horosphere.kernels.triton import ahead
 
-    of_float32 = [v for v in ahead.every_variant() if v.dtype == torch.float32]
-    chosen = {(v.kernel, v.constants.get("OF_ENTRY")): v for v in of_float32}
-    assert len(chosen) == 10
-    for variant in chosen.values():
-        assert ahead.build(variant, "sm_90", ones=True).registers > 0
+    f32 = torch.float32
+    part, fibres = ahead.part(f32, 1, -1, 1, 1), ahead.fibres(f32, True, True, 1, 1, 1)
+    upper = torch.ones(2, 1, 1)
+    with ahead.recorded() as launches:
+        ahead.sqdist([part], squared=False, resolve=True)
+        ahead.sqdist_backward(upper, [part], squared=False, curvature=True)
+        ahead.metric_sqdist(fibres, f32, None)
+        ahead.metric_sqdist_backward(upper, fibres, f32)
+        ahead.nearest([part], 1)
+    for points in (
+        ahead.Points([part], torch.Size((2,)), f32, resolve=True, curvature=True),
+        ahead.Tokens(fibres, torch.Size((2,)), f32, resolve=True),
+    ):
+        launches += ahead.attend(points, "inverse", upper[0], 1, 0.0)
+    assert len(launches) == 15
+    for launch in {(launch.kernel, launch.given.get("OF_ENTRY")): launch for launch in launches}.values():
+        assert ahead.build(ahead.Variant("", f32, launch), "sm_90", ones=True).registers > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Ahead-of-time compilation of the kernels for GPUs that are not at hand, and what the machine code uses."""
+"""Ahead-of-time compilation of the kernels for GPUs that are not at hand, and what the machine code uses.
+
+Launchers are called with a few points on the CPU; what they launch is written down and compiled, not run.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -15,8 +20,15 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from horosphere.kernels.triton import attention, chord, metric, nearest, sqdist, weights
-from horosphere.kernels.triton.tiles import columns_of, options_for, precision_of, terms_of
+from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.triton.attention import Geometry, attention, attention_backward
+from horosphere.kernels.triton.chord import ChordShape, Points
+from horosphere.kernels.triton.metric import MetricShape, Tokens
+from horosphere.kernels.triton.nearest import nearest
+from horosphere.kernels.triton.sqdist import metric_sqdist, metric_sqdist_backward, sqdist, sqdist_backward
+from horosphere.kernels.triton.tiles import precision_of
+from horosphere.kernels.triton.weights import Kind
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -24,21 +36,29 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 TYPES = {torch.float32: "fp32", torch.float64: "fp64"}
-POINTERS = {name: f"*{kind}" for name, kind in TYPES.items()}
-POINTERS |= {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+POINTERS = {**TYPES, torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}
 SETTINGS = ("num_warps", "enable_fp_fusion")  # of the compiler; other options are the kernel's
 FEATURES = 64
-SIZE = 2  # any that is not 1
+
+
+class Launch(NamedTuple):
+    """A kernel and what a launcher gives it by name."""
+
+    kernel: triton.JITFunction
+    given: dict[str, object]
+
+    def has(self, **wanted: object) -> bool:
+        """Whether these fields of what is compiled, in SHAPE and KIND, have these values."""
+        compiled = [self.given.get(name) for name in ("SHAPE", "KIND")]
+        return all(any(getattr(c, name, None) == value for c in compiled) for name, value in wanted.items())
 
 
 class Variant(NamedTuple):
-    """A kernel as a launcher calls it: arguments of a launch, of which types are read, and what is compiled into it."""
+    """A launch, by the name under which it is reported."""
 
     name: str
-    kernel: triton.JITFunction
     dtype: torch.dtype
-    arguments: tuple[object, ...]
-    constants: dict[str, object]
+    launch: Launch
 
 
 class Usage(NamedTuple):
@@ -49,172 +69,150 @@ class Usage(NamedTuple):
     shared: int
 
 
-def every_variant(on: str = "cuda") -> Iterator[Variant]:
-    """All that are compiled for a backend."""
-    return itertools.chain(variants(), nearest_variants(), attention_variants(on), metric_variants(on))
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """What is launched within is written down and not run."""
+    launches: list[Launch] = []
+
+    def run(kernel: triton.JITFunction, *arguments: object, grid: object, warmup: bool, **options: object) -> None:
+        launches.append(Launch(kernel, dict(zip(kernel.arg_names, arguments, strict=False)) | options))
+
+    with patch.object(triton.JITFunction, "run", run):
+        yield launches
 
 
-def numbers(dtype: torch.dtype, count: int) -> list[Tensor]:
-    """Stand for tensors of a launch."""
-    return [torch.empty(0, dtype=dtype)] * count
+def part(dtype: torch.dtype, dim: int, sign: int, n: int = 3, m: int = 100, time_dims: int = 0) -> Part:
+    """Chords of two batch entries, with weights where there is no time."""
+    x, y = torch.ones(2, n, dim, dtype=dtype), torch.ones(2, m, dim, dtype=dtype)
+    wx, wy = (None if time_dims else t[..., 0] for t in (x, y))
+    return Part(x, y, torch.tensor(float(sign), dtype=torch.float64), wx, wy, time_dims)
+
+
+def fibres(dtype: torch.dtype, own: bool, other: bool, n: int = 3, m: int = 100, rank: int = 2) -> Fibres:
+    """Points of two batch entries, and whose metrics measure."""
+    q, k = torch.ones(2, n, FEATURES, dtype=dtype), torch.ones(2, m, FEATURES, dtype=dtype)
+    one, two = ((t[..., 0], t[..., None].expand(-1, -1, -1, rank)) for t in (q, k))
+    return Fibres(q, k, *(one if own else (None, None)), *(two if other else (None, None)))
+
+
+def attend(points: Geometry, weight: str, bias: Tensor | None, causal: int | None, dropout_p: float) -> list[Launch]:
+    """The launches of a forward and a backward pass, which wants the gradient of an added bias."""
+    value, rate = torch.ones(2, points.m, FEATURES, dtype=points.dtype), torch.ones(2, dtype=torch.float64)
+    inputs = value, rate, rate, bias, causal, weight, dropout_p, torch.tensor(0)
+    with recorded() as launches:
+        out, lse = attention(points, *inputs)
+        wanted = True, True, bias is not None and bias.is_floating_point()
+        attention_backward(points, *inputs, out, lse, out, lse, wanted)
+    return launches
+
+
+def every_variant() -> Iterator[Variant]:
+    """All that are compiled."""
+    return itertools.chain(variants(), nearest_variants(), attention_variants(), metric_variants())
 
 
 def variants() -> Iterator[Variant]:
     """Distances of chords: every sign of curvature, type and use."""
     for dtype, sign in itertools.product(TYPES, (-1, 0, 1)):
-        options, (tensor,) = sqdist.chord_options(dtype), numbers(dtype, 1)
-        space = sqdist.Products(*numbers(dtype, 3), SIZE, SIZE, SIZE)
-        bounded = sqdist.Bounded(space, *numbers(dtype, 5))
-        for squared, add in ((False, False), (True, False), (True, True)):
-            shape = sqdist.ProductShape(sign, terms_of(dtype), squared, weighted=True, resolve=True, added=add)
-            hooks = {"OF_ENTRY": sqdist.bounded_of_entry, "MATRIX": sqdist.matrix, "SHAPE": shape}
-            name = f"forward {'added' if add else 'squared' if squared else 'plain'} {sign:+d} {TYPES[dtype]}"
-            yield Variant(name, sqdist.forward, dtype, (bounded, tensor, SIZE, SIZE), hooks | options)
-        for squared, curvature in ((False, False), (True, True)):
-            shape = sqdist.ProductShape(sign, terms_of(dtype), squared, curvature=curvature)
-            hooks = {"OF_ENTRY": sqdist.products_of_entry, "START": sqdist.start, "ADD": sqdist.add}
-            hooks |= {"STORE": sqdist.store, "SHAPE": shape, "F": 0}
-            name = f"backward {'squared, curvature' if squared else 'plain'} {sign:+d} {TYPES[dtype]}"
-            arguments = space, tensor, SIZE, SIZE, sqdist.ProductSums(*numbers(dtype, 2))
-            yield Variant(name, sqdist.backward, dtype, arguments, hooks | options)
+        one, upper = part(dtype, 10, sign), torch.ones(2, 3, 100, dtype=dtype)
+        with recorded() as launches:
+            sqdist([one], squared=False, resolve=True)
+            sqdist([one], squared=True, resolve=True)
+            sqdist([one, one], squared=True, resolve=True)
+            sqdist_backward(upper, [one], squared=False, curvature=False)
+            sqdist_backward(upper, [one], squared=True, curvature=True)
+        names = "forward plain", "forward squared", "forward added", None, "backward plain", None
+        for name, launch in zip((*names, "backward squared, curvature", None), launches, strict=True):
+            if name:
+                yield Variant(f"{name} {sign:+d} {TYPES[dtype]}", dtype, launch)
 
 
 def nearest_variants() -> Iterator[Variant]:
     """Nearest neighbours of 10 features, of one part, whose curvature is no matter, and of a product."""
     for dtype, (name, signs) in itertools.product(TYPES, {"of one part": (0,), "of a product": (-1, 1, 0)}.items()):
-        largest, count = torch.finfo(dtype).max, len(signs)
-        shape = {"SHAPE": nearest.RankedShape((12,) * count, signs, 12 * count, largest, terms_of(dtype))}
-        space = nearest.Ranked(*numbers(dtype, 3), SIZE, SIZE, SIZE, SIZE)
-        place, out = numbers(torch.int64, 1) + numbers(dtype, 1)
-        for kernel, arguments, options in (
-            (nearest.minima, (space, out), nearest.minima_options(dtype)),
-            (nearest.members, (space, place, out, SIZE), nearest.members_options(dtype)),
-        ):
-            yield Variant(f"{kernel.__name__} {name} {TYPES[dtype]}", kernel, dtype, arguments, shape | options)
+        with recorded() as launches:
+            nearest([part(dtype, 10, sign) for sign in signs], 3)
+        for launch in launches:
+            yield Variant(f"{launch.kernel.__name__} {name} {TYPES[dtype]}", dtype, launch)
 
 
-def attention_variants(on: str) -> Iterator[Variant]:
+def attention_variants() -> Iterator[Variant]:
     """Attention of 64 features and values: every sign of curvature, weight and kind of mask, and a product."""
-    spaces = {
-        "-1": ((FEATURES,), (-1,), (0,)),
-        "+0": ((FEATURES,), (0,), (0,)),
-        "+1": ((FEATURES,), (1,), (0,)),
-        "time": ((FEATURES + 1,), (-1,), (1,)),
-    }
-    product = {"product": ((32, 16), (-1, 1), (0, 0))}
-    for dtype, (space, (features, signs, times)) in itertools.product(TYPES, {**spaces, **product}.items()):
-        side, precision = chord.ChordSide(*numbers(dtype, 4)), precision_of(dtype, on)
-        points = chord.Chords(side, side, *numbers(dtype, 1), SIZE, SIZE)
-        sums = chord.ChordSums(*numbers(dtype, 3))
-        shape = chord.ChordShape(features, signs, times, sum(features), terms_of(dtype), True, precision=precision)
-        part, F = len(features) - 1, columns_of(features[-1], dtype)
-        slabs = triton.cdiv(features[-1], F)
-        for weight, bias, causal, dropout in ((0, 0, False, False), (1, 1, True, True), (2, 2, True, False)):
-            if (weight or dtype == torch.float64) and (space != "-1" or (weight and dtype == torch.float64)):
-                continue
-            kind = weights.Kind(weight, bias, causal, dropout, precision)
-            for swapped in (False, True):
-                of_part = shape._replace(part=part, before=sum(features[:-1]), slabs=slabs, curvature=not swapped)
-                kind = kind._replace(swapped=swapped, rates=not swapped, bias_gradient=int(bias == 1 and not swapped))
-                name = f"{'keys' if swapped else 'queries'} {space} {('inverse', 'softmax', 'gaussian')[weight]}"
-                yield _average(f"attention {name} {TYPES[dtype]}", dtype, points, chord.Points, shape, kind)
-                name = f"gradient of {name} {TYPES[dtype]}"
-                yield _gradient(name, dtype, points, chord.Points, of_part, kind, sums, F)
+    added, boolean = torch.zeros(3, 100), torch.zeros(3, 100, dtype=torch.bool)
+    for dtype in TYPES:
+        spaces = {f"{sign:+d}" if sign else "+0": [part(dtype, FEATURES, sign)] for sign in (-1, 0, 1)}
+        spaces |= {"time": [part(dtype, FEATURES + 1, -1, time_dims=1)]}
+        spaces |= {"product": [part(dtype, 32, -1), part(dtype, 16, 1)]}
+        uses: list[tuple[str, str, Tensor | None, int | None, float]] = [
+            *((space, "inverse", None, None, 0.0) for space in spaces),
+            ("-1", "softmax", added, 0, 0.1),
+            ("-1", "gaussian", boolean, 0, 0.0),
+        ]
+        for space, weight, bias, causal, dropout_p in uses if dtype == torch.float32 else uses[:1]:
+            parts = spaces[space]
+            points = Points(parts, torch.Size((2,)), dtype, resolve=True, curvature=True)
+            for launch in attend(points, weight, bias, causal, dropout_p):
+                side = "keys" if launch.has(swapped=True) else "queries"
+                name = f"{side} {space} {weight} {TYPES[dtype]}"
+                if launch.has(part=-1):
+                    yield Variant(f"attention {name}", dtype, launch)
+                elif launch.has(part=len(parts) - 1):
+                    yield Variant(f"gradient of {name}", dtype, launch)
 
 
-def metric_variants(on: str) -> Iterator[Variant]:
+def metric_variants() -> Iterator[Variant]:
     """Distances and attention under per-token metrics of 64 features: whose metric measures, and both sides of the
     gradient.
     """
     for dtype, (own, other) in itertools.product(TYPES, ((True, True), (True, False), (False, True))):
-        which = f"{'both' if own and other else 'own' if own else 'other'} {TYPES[dtype]}"
-        precision, F, (tensor,) = precision_of(dtype, on), metric.columns_of(FEATURES), numbers(dtype, 1)
-        shape = metric.MetricShape(own, other, 0.5 if own and other else 1.0, False, False, precision)
-        side = metric.MetricSide(*numbers(dtype, 6), SIZE, SIZE)
-        points, sums = metric.Metrics(side, side, SIZE, SIZE, SIZE), metric.MetricSums(*numbers(dtype, 4))
-        options = sqdist.metric_options(dtype)
-        hooks = {"OF_ENTRY": metric.of_entry, "MATRIX": metric.matrix, "SHAPE": shape}
-        arguments: tuple[object, ...] = points, tensor, SIZE, SIZE
-        yield Variant(f"metric forward, {which}", sqdist.forward, dtype, arguments, hooks | options)
-        hooks = {"OF_ENTRY": metric.of_entry, "START": metric.start, "ADD": metric.add_matrix, "STORE": metric.store}
-        arguments = points, tensor, SIZE, SIZE, sums
-        hooks |= {"SHAPE": shape, "F": F}
-        yield Variant(f"metric backward, {which}", sqdist.backward, dtype, arguments, hooks | options)
-        shape, kind = shape._replace(resolve=True), weights.Kind(0, 0, True, False, precision)
-        yield _average(f"metric attention, {which}", dtype, points, metric.Tokens, shape, kind)
-        for swapped in (False, True):
-            shape = shape._replace(swapped=swapped)
-            kind = kind._replace(swapped=swapped, rates=not swapped, sums_values=swapped)
-            name = f"gradient of metric {'keys' if swapped else 'queries'}, {which}"
-            yield _gradient(name, dtype, points, metric.Tokens, shape, kind, sums, F)
-
-
-def _mask(dtype: torch.dtype, kind: weights.Kind) -> weights.Mask:
-    (bias,) = numbers(torch.uint8 if kind.bias == 2 else dtype, 1)
-    return weights.Mask(bias, *numbers(torch.int64, 1), *numbers(torch.int32, 1), SIZE, SIZE, SIZE, SIZE)
-
-
-def _average(
-    name: str, dtype: torch.dtype, points: tuple[object, ...], of: type, shape: tuple[object, ...], kind: weights.Kind
-) -> Variant:
-    hooks = {"OF_ENTRY": of.of_entry, "SCORE": of.score, "SHAPE": shape, "KIND": kind}
-    hooks |= {"V": columns_of(FEATURES, dtype), **options_for(attention.TILE, attention.WARPS)}
-    given = attention.Given(*numbers(dtype, 3), SIZE)
-    rates = weights.Rates(*numbers(dtype, 2))
-    return Variant(name, attention.average, dtype, (points, rates, _mask(dtype, kind), given), hooks)
-
-
-def _gradient(
-    name: str,
-    dtype: torch.dtype,
-    points: tuple[object, ...],
-    of: type,
-    shape: tuple[object, ...],
-    kind: weights.Kind,
-    sums: tuple[object, ...],
-    F: int,
-) -> Variant:
-    hooks = {"OF_ENTRY": of.of_entry, "SCORE": of.score, "START": of.start, "ADD": of.add, "STORE": of.store}
-    hooks |= {"SHAPE": shape, "KIND": kind, "F": F, **options_for(attention.TILE, attention.WARPS)}
-    upper, into = attention.Upper(*numbers(dtype, 4), SIZE), weights.Into(*numbers(dtype, 4))
-    rates = weights.Rates(*numbers(dtype, 2))
-    return Variant(name, attention.gradient, dtype, (points, rates, _mask(dtype, kind), upper, into, sums), hooks)
-
-
-def _mapped(argument: object, leaf: Callable[[tuple[int, ...], object], object], path: tuple[int, ...]) -> object:
-    """An argument of a launch with every tensor and number replaced by what ``leaf`` says of it and its place."""
-    if isinstance(argument, tuple):
-        mapped = [_mapped(a, leaf, (*path, i)) for i, a in enumerate(argument)]
-        return type(argument)(*mapped)
-    return leaf(path, argument)
+        f = fibres(dtype, own, other)
+        with recorded() as launches:
+            metric_sqdist(f, dtype, None)
+            metric_sqdist_backward(torch.ones(2, 3, 100, dtype=dtype), f, dtype)
+        launches += attend(Tokens(f, torch.Size((2,)), dtype, resolve=True), "inverse", None, 0, 0.0)
+        names = "forward", "backward", None, "attention", "gradient of metric queries", "gradient of metric keys"
+        for name, launch in zip(names, launches, strict=True):
+            if name:
+                which = "both" if own and other else "own" if launch.has(own=True) else "other"
+                of = name if name.startswith("gradient") else f"metric {name}"
+                yield Variant(f"{of}, {which} {TYPES[dtype]}", dtype, launch)
 
 
 def build(variant: Variant, target: str, *, ones: bool = False) -> Usage:
     """Compile one variant for ``target``, a key of TARGETS.
 
     Args:
-        ones: whether every whole number of the launch is 1, which reaches a kernel as a constant.
+        ones: whether a whole number that is 1 is compiled, as where a kernel is launched.
     """
+    kernel, given = variant.launch
     constants: dict[str | tuple[int, ...], object] = {}
 
-    def leaf(path: tuple[int, ...], value: object) -> str:
+    def typed(value: object, *path: int) -> object:
+        """The type of an argument, in which tuples are tuples of the same fields."""
         if isinstance(value, Tensor):
-            return POINTERS[value.dtype]
-        if ones:
+            return f"*{POINTERS[value.dtype]}"
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            return value._make(typed(v, *path, i) for i, v in enumerate(value))
+        if ones and value == 1:
             constants[path] = 1
-        return "constexpr" if ones else "i32"
+            return "constexpr"
+        return "i32"
 
-    options = {name: value for name, value in variant.constants.items() if name in SETTINGS}
-    constants |= {name: value for name, value in variant.constants.items() if name not in SETTINGS}
-    names = variant.kernel.arg_names[: len(variant.arguments)]
-    signature = {name: _mapped(a, leaf, (i,)) for i, (name, a) in enumerate(zip(names, variant.arguments, strict=True))}
-    signature |= dict.fromkeys((name for name in variant.kernel.arg_names if name in constants), "constexpr")
-    source = ASTSource(variant.kernel, signature, constexprs=constants)
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    signature = {}
+    for i, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            if isinstance(value, ChordShape | MetricShape | Kind):
+                value = value._replace(precision=precision_of(variant.dtype, TARGETS[target].backend))
+            constants[parameter.name] = value
+        signature[parameter.name] = "constexpr" if parameter.is_constexpr else typed(value, i)
+    source = ASTSource(kernel, signature, constexprs=constants)
+    compiled = triton.compile(source, target=TARGETS[target], options={name: given[name] for name in SETTINGS})
     if "cubin" in compiled.asm:
         return _of_cubin(compiled.asm["cubin"], compiled.metadata.shared)
-    counts = {key: _number(rf"\.{key}:\s*(\d+)", compiled.asm["amdgcn"]) for key in ("vgpr_count", "vgpr_spill_count")}
-    return Usage(counts["vgpr_count"], counts["vgpr_spill_count"], compiled.metadata.shared)
+    text = compiled.asm["amdgcn"]
+    registers, spills = (_number(rf"\.{key}:\s*(\d+)", text) for key in ("vgpr_count", "vgpr_spill_count"))
+    return Usage(registers, spills, compiled.metadata.shared)
 
 
 def _of_cubin(cubin: bytes, shared: int) -> Usage:

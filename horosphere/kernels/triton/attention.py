@@ -1,9 +1,7 @@
 """Attention by distance, whatever the geometry: a kernel for what one side takes of the other, and one of the gradient.
 
-A geometry (horosphere.kernels.triton.chord, .metric) gives its pointers as a tuple, and compile-time functions:
-``of_entry`` finds a batch entry, ``score`` the squared distances of a tile; ``start``, ``add`` and ``store`` sum what a
-block of rows gets of dL/d(d^2). A block of rows runs along the other side tile by tile: rows are queries or, SWAPPED,
-keys.
+A :class:`Geometry` (horosphere.kernels.triton.chord, .metric) gives its pointers as a tuple, and compile-time
+functions of them. A block of rows runs along the other side tile by tile: rows are queries or, SWAPPED, keys.
 """
 
 from __future__ import annotations
@@ -104,14 +102,14 @@ def divided(sums, den, top, lse, there, first):
 
 @triton.jit
 def average(
-    space,
-    rates,
-    mask,
-    given,
-    OF_ENTRY: tl.constexpr,
+    space,  # the pointers of a geometry
+    rates,  # Rates
+    mask,  # Mask
+    given,  # Given
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     SCORE: tl.constexpr,
-    SHAPE: tl.constexpr,
-    KIND: tl.constexpr,
+    SHAPE: tl.constexpr,  # what the geometry compiles
+    KIND: tl.constexpr,  # Kind
     R: tl.constexpr,
     C: tl.constexpr,
     V: tl.constexpr,
@@ -178,24 +176,24 @@ def upper_of_entry(upper, entry, queries, length, others):
 
 @triton.jit
 def gradient(
-    space,
-    rates,
-    mask,
-    upper,
-    into,
-    sums,
-    OF_ENTRY: tl.constexpr,
+    space,  # the pointers of a geometry
+    rates,  # Rates
+    mask,  # Mask
+    upper,  # Upper
+    into,  # Into
+    sums,  # where the geometry sums its gradient
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     SCORE: tl.constexpr,
     START: tl.constexpr,
     ADD: tl.constexpr,
     STORE: tl.constexpr,
-    SHAPE: tl.constexpr,
-    KIND: tl.constexpr,
+    SHAPE: tl.constexpr,  # what the geometry compiles
+    KIND: tl.constexpr,  # Kind
     R: tl.constexpr,
     C: tl.constexpr,
     F: tl.constexpr,
 ):
-    """What a block of rows owns gets of dL/dlogits = W (<do, v> - c), with sums by eps, power and bias."""
+    """What a block of rows owns gets of dL/dlogits = W (<do, v> - mean), with sums by eps, power and bias."""
     entry, first, slab = program(space.length, SHAPE.slabs, R)
     space = OF_ENTRY(space, entry, SHAPE)
     queries = space.others if KIND.swapped else space.length
@@ -220,7 +218,7 @@ def gradient(
                 add_to_bias(bias, g, mask, pairs_of(tile, KIND.swapped))
         g, tally = tallied(tally, g, found[0], measured, shift_and_rate, KIND)
         state = ADD(state, sums, space, g, found, tile, slab * F, SHAPE, R, C, F)
-    STORE(state, sums, space, rows, slab * F, SHAPE, F)
+    STORE(state, sums, space, entry, rows, slab * F, SHAPE, F)
     if slab == 0:
         write_tally(into, tally, entry * space.length + rows, rows < space.length, KIND)
 
@@ -241,7 +239,17 @@ class Sums(Protocol):
 
 
 class Geometry(Protocol):
-    """Points of both sides and their gradients; ``swapped``: the keys own the rows."""
+    """Points of both sides in the layout of the kernels, and their gradients; ``swapped``: the keys own the rows.
+
+    The functions that are compiled into the kernels, of pointers ``space`` and a tile of R rows and C columns:
+
+    - ``of_entry(space, entry, SHAPE)``: the same pointers where a batch entry starts.
+    - ``score(space, eps, tile, SHAPE, R, C)``: four values, first d^2 [R, C], and what ``add`` wants to know again.
+    - ``start(sums, space, entry, SHAPE, R, F)``: where the gradient goes, and the state of a block of rows.
+    - ``add(state, sums, space, g, found, tile, slab, SHAPE, R, C, F)``: the state with what g = dL/d(d^2) [R, C] gives
+      to the features from slab on; found is what ``score`` returned.
+    - ``store(state, sums, space, entry, rows, slab, SHAPE, F)``: writes the state.
+    """
 
     batch: torch.Size
     dtype: torch.dtype

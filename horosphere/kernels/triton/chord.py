@@ -25,7 +25,7 @@ from horosphere.kernels.chord.augment import augment, flat, kappa_entries, minko
 from horosphere.kernels.chord.parts import Part
 from horosphere.kernels.tiled.near import with_own_time
 from horosphere.kernels.triton.arcs import curvature_slope, slope, square
-from horosphere.kernels.triton.tiles import both, columns_of, inside, product, some, terms_of
+from horosphere.kernels.triton.tiles import both, columns_of, existing, product, some, terms_of
 
 
 class ChordSide(NamedTuple):
@@ -149,7 +149,7 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
         b += (SHAPE.features[p] + 2) * tile.others
     near = total < 0
     if SHAPE.resolve:
-        near = (total + eps < doubt) & inside(tile)
+        near = existing(total + eps < doubt, tile)
         if some(near):
             exact = tl.zeros((R, C), total.dtype)
             x, y = space.own.features, space.other.features
@@ -169,9 +169,7 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def start(sums, space, entry, SHAPE: tl.constexpr, R: tl.constexpr, F: tl.constexpr):
-    """(where a batch entry has its gradients, sums of a block of rows: of points [R, F], and three of numbers [R])."""
-    at = entry * space.length
-    sums = ChordSums(sums.points + at * SHAPE.features[SHAPE.part], sums.weights + at, sums.kappa + at)
+    """(where gradients go, sums of a block of rows: of points [R, F], and three of numbers [R])."""
     none = tl.zeros((R,), space.unit.dtype.element_ty)
     return sums, (tl.zeros((R, F), none.dtype), none, none, none)
 
@@ -223,7 +221,7 @@ def add(
 
 
 @triton.jit
-def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
+def store(state, sums, space, entry, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
     """Write the sums of a block of rows."""
     points, far_sum, t_sum, kappa_sum = state
     size: tl.constexpr = SHAPE.features[SHAPE.part]
@@ -231,11 +229,12 @@ def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
     there = (rows < space.length)[:, None] & (feature < size)
     own = space.own.features + SHAPE.before * space.length
     x = tl.load(own + feature * space.length + rows[:, None], mask=there, other=0.0)  # [R, F]
-    tl.store(sums.points + rows[:, None] * size + feature, points + x * far_sum[:, None], mask=there)
+    row = entry * space.length + rows
+    tl.store(sums.points + row[:, None] * size + feature, points + x * far_sum[:, None], mask=there)
     if slab == 0:
-        tl.store(sums.weights + rows, t_sum, mask=rows < space.length)
+        tl.store(sums.weights + row, t_sum, mask=rows < space.length)
         if SHAPE.curvature:
-            tl.store(sums.kappa + rows, kappa_sum, mask=rows < space.length)
+            tl.store(sums.kappa + row, kappa_sum, mask=rows < space.length)
 
 
 def runs(signs: Sequence[tuple[int, ...]]) -> Iterator[tuple[slice, tuple[int, ...]]]:

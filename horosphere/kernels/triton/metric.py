@@ -23,7 +23,7 @@ from horosphere.kernels.triton.tiles import (
     add_products,
     add_products_singly,
     both,
-    inside,
+    existing,
     product,
     some,
 )
@@ -46,8 +46,10 @@ class MetricSide(NamedTuple):
 
     def entries(self, e: slice) -> MetricSide:
         """Of some batch entries."""
-        one = (t[e] for t in (self.points, self.norms, self.limits))
-        return MetricSide(self.features[e], self.scales[e], self.columns[:, e], *one, self.rank, self.step)
+        return self._replace(
+            features=self.features[e], scales=self.scales[e], columns=self.columns[:, e], points=self.points[e],
+            norms=self.norms[e], limits=self.limits[e],
+        )  # fmt: skip
 
 
 class Metrics(NamedTuple):
@@ -161,10 +163,11 @@ def along(space, column, OWN: tl.constexpr, tile, SHAPE: tl.constexpr, R: tl.con
     for f in range(0, space.dim):
         delta = difference(space, f, tile, SHAPE)
         if OWN:
-            u = tl.load(column + f * tile.length + tile.rows, mask=tile.rows < tile.length, other=0.0)[:, None]
+            u = tl.load(column + f * tile.length + tile.rows, mask=tile.rows < tile.length, other=0.0)
+            total += delta * u.to(tl.float64)[:, None]
         else:
-            u = tl.load(column + f * tile.others + tile.columns, mask=tile.columns < tile.others, other=0.0)[None, :]
-        total += delta * u.to(tl.float64)
+            u = tl.load(column + f * tile.others + tile.columns, mask=tile.columns < tile.others, other=0.0)
+            total += delta * u.to(tl.float64)[None, :]
     return total
 
 
@@ -195,7 +198,7 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
     if SHAPE.resolve:
         left, right = both(space.own.norms, space.other.norms, tile)
         one, two = both(space.own.limits, space.other.limits, tile)
-        near = ((d2 + eps >= (left + right) * (one + two)) == 0) & inside(tile)
+        near = existing((d2 + eps >= (left + right) * (one + two)) == 0, tile)
         if some(near):
             exact = exact_distances(space, factor, tile, SHAPE, R, C)
             d2 = tl.where(near, exact.to(d2.dtype), d2)
@@ -204,11 +207,11 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def start(sums, space, entry, SHAPE: tl.constexpr, R: tl.constexpr, F: tl.constexpr):
-    """(where a batch entry has its gradients, that of the scales [R])."""
-    row, point = entry * space.length, entry * (space.dim + 1) * space.length
+    """(where gradients go, at this batch entry but for the scales, that of the scales [R])."""
+    point = entry * (space.dim + 1) * space.length
     sums = MetricSums(
         sums.features + entry * (space.dim + 2) * space.length,
-        sums.scales + row,
+        sums.scales,
         sums.columns + point,
         sums.points + point,
     )
@@ -299,10 +302,10 @@ def add_matrix(state, sums, space, g, tile, SHAPE: tl.constexpr, R: tl.constexpr
 
 
 @triton.jit
-def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
+def store(state, sums, space, entry, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
     """Write the gradient of the scales of a block of rows."""
     if SHAPE.own:
-        tl.store(sums.scales + rows, state, mask=rows < space.length)
+        tl.store(sums.scales + entry * space.length + rows, state, mask=rows < space.length)
 
 
 class Tokens:
@@ -333,15 +336,8 @@ class Tokens:
         self.made = MetricTiles(f, batch, dtype, _numerics.weight_tolerance(dtype) if resolve else tolerance)
         limits = self.made.limits if resolve else self.made.norms  # not read
         self.sides = [
-            self._side(*numbers)
-            for numbers in zip(
-                (self.made.a, self.made.b),
-                (self.made.query, self.made.key),
-                (self.made.x, self.made.y),
-                self.made.norms,
-                limits,
-                strict=True,
-            )
+            self._side(self.made.a, self.made.query, self.made.x, self.made.norms[0], limits[0]),
+            self._side(self.made.b, self.made.key, self.made.y, self.made.norms[1], limits[1]),
         ]
         self._found: dict[bool, MetricSums] = {}
         self.n, self.m = self.sides[0].scales.shape[-1], self.sides[1].scales.shape[-1]
@@ -351,9 +347,9 @@ class Tokens:
     ) -> MetricSide:
         if side is None:  # no metric: nothing to read
             side = Gradients(points.new_zeros(0, *points.shape), points.new_zeros(points.shape[:-1]))
-        tensors = features.mT, side.scales, side.columns.mT, points.mT, norms, limits
-        made = [t.contiguous() for t in tensors]
-        return MetricSide(*made, made[2].shape[0], made[2].stride(0))
+        features, columns, points = (t.mT.contiguous() for t in (features, side.columns, points))
+        scales, norms, limits = (t.contiguous() for t in (side.scales, norms, limits))
+        return MetricSide(features, scales, columns, points, norms, limits, columns.shape[0], columns.stride(0))
 
     def lengths(self, swapped: bool) -> tuple[int, int]:
         """Rows and columns; here and below ``swapped``: the keys own the rows."""

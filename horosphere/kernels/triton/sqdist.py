@@ -153,9 +153,8 @@ def matrix(space, out, at, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.con
 
 @triton.jit
 def start(sums, space, entry, SHAPE: tl.constexpr, R: tl.constexpr, F: tl.constexpr):
-    """(where a batch entry has its gradients, that of the curvature [R])."""
-    at = entry * space.length
-    sums = ProductSums(sums.features + at * space.size, sums.kappa + at)
+    """(where gradients go, features at this batch entry, that of the curvature [R])."""
+    sums = ProductSums(sums.features + entry * space.size * space.length, sums.kappa)
     return sums, tl.zeros((R,), space.own.dtype.element_ty)
 
 
@@ -178,21 +177,21 @@ def add(state, sums, space, upper, tile, SHAPE: tl.constexpr, R: tl.constexpr, C
 
 
 @triton.jit
-def store(state, sums, space, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
+def store(state, sums, space, entry, rows, slab, SHAPE: tl.constexpr, F: tl.constexpr):
     """Write the gradient of the curvature of a block of rows."""
     if SHAPE.curvature:
-        tl.store(sums.kappa + rows, state, mask=rows < space.length)
+        tl.store(sums.kappa + entry * space.length + rows, state, mask=rows < space.length)
 
 
 @triton.jit
 def forward(
-    space,
+    space,  # the pointers of a geometry
     out,  # (B, N, M)
     length,
     others,
-    OF_ENTRY: tl.constexpr,
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     MATRIX: tl.constexpr,
-    SHAPE: tl.constexpr,
+    SHAPE: tl.constexpr,  # what the geometry compiles
     R: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -208,12 +207,12 @@ def forward(
 
 @triton.jit
 def backward(
-    space,
+    space,  # the pointers of a geometry
     upper,  # gradient of pair (i, j) at entry * n * m + i * row_stride + j * column_stride
     row_stride,
     column_stride,
-    sums,
-    OF_ENTRY: tl.constexpr,
+    sums,  # where the geometry sums its gradient
+    OF_ENTRY: tl.constexpr,  # functions of the geometry
     START: tl.constexpr,
     ADD: tl.constexpr,
     STORE: tl.constexpr,
@@ -232,7 +231,7 @@ def backward(
         tile = Tile(rows, first + tl.arange(0, C), space.length, space.others)
         at = tile.rows[:, None] * row_stride + tile.columns[None, :] * column_stride
         state = ADD(state, sums, space, tl.load(upper + at, mask=inside(tile), other=0.0), tile, SHAPE, R, C, F)
-    STORE(state, sums, space, rows, 0, SHAPE, F)
+    STORE(state, sums, space, entry, rows, 0, SHAPE, F)
 
 
 def chord_options(dtype: torch.dtype) -> dict[str, int | bool]:

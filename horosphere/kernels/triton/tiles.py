@@ -37,7 +37,13 @@ def program(length, across, R: tl.constexpr):
 @triton.jit
 def inside(tile):
     """Which pairs of a tile there are."""
-    return (tile.rows < tile.length)[:, None] & (tile.columns < tile.others)[None, :]  # [R, C]
+    return (tile.rows[:, None] < tile.length) & (tile.columns[None, :] < tile.others)  # [R, C]
+
+
+@triton.jit
+def existing(near, tile):
+    """near [R, C] without what lies beyond the last row and column."""
+    return near & (tile.rows < tile.length)[:, None] & (tile.columns < tile.others)[None, :]
 
 
 @triton.jit
@@ -88,14 +94,15 @@ def add_products(into, g, features, tile, size, SHAPE: tl.constexpr, F: tl.const
     """into (size, N) += features (size, M) times the transpose of g [R, C], F features at a time, in the precision of
     SHAPE.
     """
-    rows, columns = tile.rows[:, None], tile.columns[:, None]
     for start in tl.range(0, size, F, num_stages=1):  # copies made ahead would spill hundreds of registers
         feature = start + tl.arange(0, F)[None, :]
         right = tl.load(  # [C, F]
-            features + feature * tile.others + columns, mask=(feature < size) & (columns < tile.others), other=0.0
+            features + feature * tile.others + tile.columns[:, None],
+            mask=(feature < size) & (tile.columns < tile.others)[:, None],
+            other=0.0,
         )
-        own = into + feature * tile.length + rows
-        there = (feature < size) & (rows < tile.length)
+        own = into + feature * tile.length + tile.rows[:, None]
+        there = (feature < size) & (tile.rows < tile.length)[:, None]
         before = tl.load(own, mask=there, other=0.0)  # [R, F]
         tl.store(own, tl.dot(g, right, before, input_precision=SHAPE.precision, out_dtype=before.dtype), mask=there)
     tl.debug_barrier()
@@ -106,8 +113,9 @@ def add_products_singly(into, g, features, tile, size):
     """The same for a few features, one by one."""
     for _ in range(0, size):
         right = tl.load(features + tile.columns, mask=tile.columns < tile.others, other=0.0)
+        total = tl.sum(g * right[None, :], 1)
         before = tl.load(into + tile.rows, mask=tile.rows < tile.length, other=0.0)
-        tl.store(into + tile.rows, before + tl.sum(g * right[None, :], 1), mask=tile.rows < tile.length)
+        tl.store(into + tile.rows, before + total, mask=tile.rows < tile.length)
         into += tile.length
         features += tile.others
     tl.debug_barrier()

@@ -299,17 +299,17 @@ class Tally:
         if kind.bias_gradient != 1:
             yield e
             return
-        start, seen = e.start, set()
+        start = e.start
         for k in range(e.start, e.stop):
-            if self._places[k] in seen:
+            if self._places[k] in self._places[start:k]:
                 yield slice(start, k)
-                start, seen = k, set()
-            seen.add(self._places[k])
+                start = k
         yield slice(start, e.stop)
 
     def into(self, values: Tensor, e: slice, kind: Kind) -> Into:
         """Where a launch of the entries ``e`` adds; ``values``: those' gradient."""
-        return Into(values[e], *self.rates[:, e], self._into[e] if kind.bias_gradient == 2 else self._into)
+        eps, power = self.rates[:, e]
+        return Into(values[e], eps, power, self._into[e] if kind.bias_gradient == 2 else self._into)
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of eps (B,) and power (B,) in float64, and of the bias where it is wanted."""
