@@ -179,7 +179,8 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
         A `matplotlib.figure.Figure` with an Agg canvas; pyplot and its state are not touched.
 
     Raises:
-        ValueError: for other manifolds and for points of fewer than two dimensions.
+        ValueError: for other manifolds, for points of fewer than two dimensions, and for points that are not finite or
+            so far out that float64 cannot place them in the picture.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -189,12 +190,18 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
 
     kind = _kind(manifold)
     front = np.ones(len(points), dtype=bool)
+    _check_finite(points, graph, "is not finite")
     if kind == "sphere":
         globe = to_globe(points, centre)
         z, front = globe[:, 0] + 1j * globe[:, 1], globe[:, 2] >= 0
         depth = depths(graph, -globe[:, 2])
     else:
-        z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            try:
+                z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
+            except np.linalg.LinAlgError:  # The principal axes of numbers that have overflowed.
+                z = np.full(len(points), np.nan)
+        _check_finite(z, graph, "lies too far out to be drawn")
         depth = depths(graph, np.abs(z))
     pairs = np.unique(np.sort(graph.edges, axis=1), axis=0)
     children = np.bincount(graph.edges[:, 1], minlength=len(z))
@@ -258,6 +265,14 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
             order = np.concatenate([[centre], order[order != centre]])
         write_labels(axes, z, names, priority=order[front[order]], on_disk=kind in ("ball", "hyperboloid"))
     return figure
+
+
+def _check_finite(points: np.ndarray, graph: Graph, problem: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(points).reshape(len(points), -1).all(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"the point of {graph.nodes[bad[0]]!r} {problem} (one of {bad.size}): there is no picture of it"
+        )
 
 
 def short_name(label: Any) -> str:

@@ -263,4 +263,15 @@ class GeoResolverLM(nn.Module):
     @classmethod
     def load(cls, path: str | os.PathLike) -> GeoResolverLM:
         """The model of such a file, on the CPU; FileNotFoundError or ValueError where it is none."""
-        return load_model(path, cls, GeoResolverConfig)
+        return load_model(path, cls, GeoResolverConfig, _sizes)
+
+
+def _sizes(config: GeoResolverConfig) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (config.vocab_size, config.dim),
+        "blocks.0.attention.log_eps": (config.heads,),
+    }
+    if config.memory_capacity:
+        sizes["blocks.0.memory.pool.centroids"] = (config.memory_capacity, config.memory_dim)
+        sizes["blocks.0.memory.pool.recent"] = (config.memory_window,)
+    return sizes
