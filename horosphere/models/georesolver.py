@@ -274,4 +274,7 @@ def _sizes(config: GeoResolverConfig) -> dict[str, tuple[int, ...]]:
     if config.memory_capacity:
         sizes["blocks.0.memory.pool.centroids"] = (config.memory_capacity, config.memory_dim)
         sizes["blocks.0.memory.pool.recent"] = (config.memory_window,)
+    if config.pattern == "landmark":
+        anchors = (config.heads, config.landmarks, config.dim // config.heads)
+        sizes["blocks.0.attention.scheme.landmarks.anchors"] = anchors
     return sizes
