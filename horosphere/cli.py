@@ -224,9 +224,10 @@ def _clear_errors() -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, OSError) as error:
+            message = str(error)
             if isinstance(error, OSError) and error.strerror:
-                error = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            print(f"error: {error}", file=sys.stderr)
+                message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            print(f"error: {message}", file=sys.stderr)
             raise typer.Exit(1) from None
 
 

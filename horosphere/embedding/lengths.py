@@ -140,7 +140,7 @@ def as_lengths(graph: Any, metric: str) -> Graph:
     return replace(result, edges=result.edges[once], weights=result.weights[once])
 
 
-def start_at_mean(manifold, n_points: int, n_components: int, mean: float, rng: np.random.Generator) -> Tensor:
+def start_at_mean(manifold: Any, n_points: int, n_components: int, mean: float, rng: np.random.Generator) -> Tensor:
     """Points exp_o(s v), v standard normal in the tangent space at the origin o, s such that the mean distance of a
     sample of them is ``mean`` (or as near as the manifold allows).
 

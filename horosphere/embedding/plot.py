@@ -4,12 +4,15 @@ import io
 import os
 import re
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["depths", "figure_of", "geodesics", "great_circles", "to_disk", "to_globe", "write_figure"]
 
@@ -161,7 +164,9 @@ def _spread(depth: np.ndarray, roots: list[int], neighbours: list[list[int]]) ->
                 queue.append(j)
 
 
-def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True, centre: int | None = None):
+def figure_of(
+    points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True, centre: int | None = None
+) -> "Figure":
     """Draw nodes, edges and names.
 
     Hyperbolic spaces appear as the Poincare disk (`to_disk`), flat space as the plane of its two principal axes (two
@@ -201,7 +206,7 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
                 z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
             except np.linalg.LinAlgError:  # The principal axes of numbers that have overflowed.
                 z = np.full(len(points), np.nan)
-        _check_finite(z, graph, "lies too far out to be drawn")
+            _check_finite(4 * z, graph, "lies too far out to be drawn")  # 4: the axes have margins.
         depth = depths(graph, np.abs(z))
     pairs = np.unique(np.sort(graph.edges, axis=1), axis=0)
     children = np.bincount(graph.edges[:, 1], minlength=len(z))
@@ -226,10 +231,10 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
     order = np.argsort(-depth, kind="stable")
     sizes = 5 + 5 * np.sqrt(children)
 
-    def edges(lines, opacity):
+    def edges(lines: np.ndarray, opacity: float) -> None:
         axes.add_collection(LineCollection(list(lines), colors=colours[lower], linewidths=0.6, alpha=opacity, zorder=1))
 
-    def nodes(rows, opacity):
+    def nodes(rows: np.ndarray, opacity: float | None) -> None:
         axes.scatter(
             z.real[rows],
             z.imag[rows],

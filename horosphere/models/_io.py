@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save as to_bytes
@@ -13,18 +13,29 @@ from safetensors.torch import save as to_bytes
 from horosphere import _files
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-Config = TypeVar("Config")
 
 
-def save_model(path: str | os.PathLike, model: torch.nn.Module) -> None:
-    """Write ``model.state_dict()`` and ``model.config``, a dataclass of JSON-able fields, whole or not at all.
+class ModelConfig(Protocol):
+    """A frozen dataclass of JSON-able fields, of a model of ``depth`` blocks."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def depth(self) -> int: ...
+
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def save_model(path: str | os.PathLike, model: torch.nn.Module, config: ModelConfig) -> None:
+    """Write ``model.state_dict()`` and its configuration, whole or not at all.
 
     A tensor that several names share is written for each of them.
     """
     tensors = {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in model.state_dict().items()
     }
-    _files.save(path, type(model).__name__, tensors, {"config": dataclasses.asdict(model.config)}, to_bytes)
+    _files.save(path, type(model).__name__, tensors, {"config": dataclasses.asdict(config)}, to_bytes)
 
 
 def load_model(

@@ -338,7 +338,7 @@ class FiberBundleLM(nn.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write weights and configuration to one safetensors file, whole or not at all."""
-        save_model(path, self)
+        save_model(path, self, self.config)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> FiberBundleLM:

@@ -258,7 +258,7 @@ class GeoResolverLM(nn.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write configuration and numbers, memories included, to one safetensors file, whole or not at all."""
-        save_model(path, self)
+        save_model(path, self, self.config)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> GeoResolverLM:

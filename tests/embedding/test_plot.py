@@ -211,8 +211,11 @@ def test_a_point_that_is_not_finite_is_named(manifold, stored, bad):
         figure_of(points, manifold, as_graph([("a", "b"), ("c", "d")]))
 
 
-def test_a_point_that_overflows_in_the_projection_is_no_raw_error():
-    points = Lorentz().random(4, 5, dtype=torch.float64).numpy()
-    points[2] = 1e300
+@pytest.mark.parametrize(
+    ("manifold", "stored", "value"), [(Lorentz(), 5, 1e300), (Euclidean(), 2, 1.7e308), (Euclidean(), 4, 1.7e308)]
+)
+def test_a_point_that_overflows_in_the_projection_is_no_raw_error(manifold, stored, value):
+    points = manifold.random(4, stored, dtype=torch.float64).numpy()
+    points[2] = value
     with pytest.raises(ValueError, match=r"the point of .* too far out to be drawn"):
-        figure_of(points, Lorentz(), as_graph([("a", "b"), ("c", "d")]))
+        figure_of(points, manifold, as_graph([("a", "b"), ("c", "d")]))
