@@ -107,8 +107,8 @@ def test_a_warning_is_one_line(here):
         (FIVE, ("--checkpoint", "five.tsv"), "five.tsv is both the edge list and --checkpoint"),
         (FIVE, ("--plot", "five.tsv"), "five.tsv is both the edge list and --plot"),
         (FIVE, ("--plot", "p.png", "--checkpoint", "p.png"), "p.png is both --plot and --checkpoint"),
-        (FIVE, ("--plot", os.devnull), "/dev/null is a device, a pipe or a socket"),
-        (FIVE, ("--checkpoint", os.devnull), "/dev/null is a device, a pipe or a socket"),
+        (FIVE, ("--plot", "pipe.png"), "pipe.png is a device, a pipe or a socket"),
+        (FIVE, ("--checkpoint", "pipe.png"), "pipe.png is a device, a pipe or a socket"),
         (FIVE, ("--checkpoint", "."), ". is a folder"),
         (
             "employee,manager\nann,bob\ncarl,bob\n",
@@ -119,6 +119,7 @@ def test_a_warning_is_one_line(here):
 )
 def test_a_mistake_is_one_clear_line(here, content, options, message):
     Path("five.tsv").write_text(content)
+    os.mkfifo("pipe.png")
     done = embed("--quiet", *options)
     assert done.exit_code == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
@@ -132,13 +133,14 @@ def test_a_mistake_is_one_clear_line(here, content, options, message):
     [
         ("five.tsv", "is both the edge list and --out"),
         ("p.png", "is both --out and --plot"),
-        (os.devnull, "is a device"),
+        ("pipe", "is a device, a pipe or a socket"),
         ("sub", "is a folder"),
         ("x.csv", "must end in .safetensors, .st or nothing"),
     ],
 )
 def test_nothing_is_written_over_what_is_not_meant(here, name, message, link):
     Path("sub").mkdir()
+    os.mkfifo("pipe")  # Not a device: code that fails this test would replace it.
     Path("p.png").write_bytes(b"old")
     out = "link.png" if link else name
     if link:
@@ -148,7 +150,7 @@ def test_nothing_is_written_over_what_is_not_meant(here, name, message, link):
     assert done.exit_code == 1 and done.stderr.count("\n") == 1
     assert message in done.stderr or (link and name == "x.csv" and "must end in" in done.stderr)
     assert sorted(here.iterdir()) == before and Path("p.png").read_bytes() == b"old"
-    assert Path("five.tsv").read_text() == FIVE
+    assert Path("five.tsv").read_text() == FIVE and Path("pipe").is_fifo()
 
 
 def test_a_picture_does_not_replace_its_embedding(here):

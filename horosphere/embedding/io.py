@@ -21,22 +21,22 @@ def save_tensors(path: str | os.PathLike, kind: str, tensors: dict[str, np.ndarr
 
 
 def load_tensors(
-    path: str | os.PathLike, kind: str, dimensions: dict[str, int] | None = None
+    path: str | os.PathLike, kind: str, dimensions: dict[str, int | None] | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read a file of `save_tensors`: (tensors, about); errors as :func:`horosphere._files.load`.
 
     Args:
-        dimensions: of each array that has to be there, how many it has; edges are integers, all others float64.
+        dimensions: of each array that has to be there, how many it has, None: any; edges are int32, all others float64.
     """
     tensors, about = _files.load(path, kind, "numpy")
     for name, dimension in (dimensions or {}).items():
         array = tensors.get(name)
         wanted = np.int32 if name == "edges" else np.float64
-        if array is None or array.ndim != dimension or array.dtype != wanted:
+        if array is None or dimension not in (None, array.ndim) or array.dtype != wanted:
             found = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
             raise ValueError(
                 f"{os.fspath(path)} is not a whole saved {kind}: {name!r} is {found}; "
-                f"expected {np.dtype(wanted)} of {dimension} dimension{'s' * (dimension > 1)}"
+                f"expected {np.dtype(wanted)}{'' if dimension is None else f', {dimension}-dimensional'}"
             )
     return tensors, about
 
