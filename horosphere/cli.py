@@ -18,9 +18,14 @@ app = typer.Typer(
 )
 
 Edges = Annotated[
-    Path, typer.Argument(help="Edge list: two columns (child, parent), or three with a weight; tabs, commas or blanks.")
+    Path,
+    typer.Argument(
+        help="Edge list: two columns (child, parent), or three with a weight; tabs, commas or blanks; gzip."
+    ),
 ]
 Model = Annotated[Path, typer.Argument(help="A file written by 'horosphere embed'.")]
+# Of a safetensors file.
+_ENDINGS = (".safetensors", ".st", "")
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Line 1 of the edge list names the columns / is an edge.")
 ]
@@ -30,7 +35,7 @@ Header = Annotated[
 def embed(
     edges: Edges,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the embedding (safetensors).", show_default=False)
+        Path | None, typer.Option(help="Where to write the embedding: name.safetensors.", show_default=False)
     ] = None,
     manifold: Annotated[
         str,
@@ -91,19 +96,19 @@ def embed(
 ) -> None:
     """Embed the graph of an edge list and print how well distances give it back."""
     with _clear_errors():
-        from horosphere.embedding import GraphEmbedding, as_graph, as_lengths, read_edge_list
+        from horosphere.embedding import GraphEmbedding, as_graph, as_lengths
         from horosphere.embedding.plot import check_ending
         from horosphere.manifolds import dimension_of_name
 
         if out is None and plot is None:
             raise ValueError("nothing to write: name a file with --out, a picture with --plot, or both")
         # What would fail after the training is looked at before it.
-        for path in (out, plot, checkpoint):
-            if path is not None and not Path(path).resolve().parent.is_dir():
-                raise FileNotFoundError(f"the folder of {path} does not exist")
+        _check_targets({"--out": out, "--plot": plot, "--checkpoint": checkpoint}, {"the edge list": edges})
+        if out is not None and out.suffix.lower() not in _ENDINGS:
+            raise ValueError(f"--out {out}: the file is safetensors; its name must end in .safetensors, .st or nothing")
         if plot is not None:
             check_ending(plot)
-        pairs = read_edge_list(edges, header=header)
+        pairs = _read(edges, header)
         graph = as_lengths(pairs, metric) if loss == "distortion" else as_graph(pairs)
         model = GraphEmbedding(
             manifold if kappa is None else _manifold(manifold, kappa),
@@ -150,14 +155,14 @@ def evaluate(
 ) -> None:
     """Score an embedding against an edge list: mean rank and MAP, or distortion, as it was trained."""
     with _clear_errors():
-        from horosphere.embedding import GraphEmbedding, read_edge_list
+        from horosphere.embedding import GraphEmbedding
 
         model = GraphEmbedding.load(file)
         if closure is not None:
             model.set_params(closure=closure)
         if undirected is not None:
             model.set_params(undirected=undirected)
-        _print_scores(model, model.evaluate(read_edge_list(edges, header=header)))
+        _print_scores(model, model.evaluate(_read(edges, header)))
 
 
 @app.command()
@@ -188,6 +193,7 @@ def plot(
     with _clear_errors():
         from horosphere.embedding import GraphEmbedding
 
+        _check_targets({"the picture": out}, {"the embedding": file})
         model = GraphEmbedding.load(file)
         model.plot(out, centre=None if centre is None else _as_in(model.nodes_, centre))
 
@@ -218,10 +224,37 @@ def _clear_errors() -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, OSError) as error:
+            message = str(error)
             if isinstance(error, OSError) and error.strerror:
-                error = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            print(f"error: {error}", file=sys.stderr)
+                message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            print(f"error: {message}", file=sys.stderr)
             raise typer.Exit(1) from None
+
+
+def _check_targets(written: dict[str, Path | None], read: dict[str, Path]) -> None:
+    """Each file that is written has a folder, is a regular file or new, and is no other file of this command."""
+    from horosphere._files import checked_target
+
+    taken = {path.resolve(): what for what, path in read.items()}
+    for what, path in written.items():
+        if path is None:
+            continue
+        target = checked_target(path)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"the folder of {path} does not exist")
+        if target in taken:
+            raise ValueError(f"{path} is both {taken[target]} and {what}: name two files")
+        taken[target] = what
+
+
+def _read(edges: Path, header: bool | None) -> list[tuple]:
+    from horosphere.embedding import read_edge_list
+    from horosphere.embedding.edgelist import PossibleHeader
+
+    try:
+        return read_edge_list(edges, header=header)
+    except PossibleHeader as error:
+        raise ValueError(f"{error.found}; leave it out with --header, or keep it as an edge with --no-header") from None
 
 
 def _manifold(name: str, kappa: float | None) -> Any:

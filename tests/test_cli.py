@@ -1,5 +1,6 @@
 """The command line as a new user meets it: results, one-line errors, and a run that survives kill -9."""
 
+import gzip
 import os
 import re
 import signal
@@ -100,15 +101,88 @@ def test_a_warning_is_one_line(here):
         (FIVE, ("--manifold", "euclidean", "--kappa", "-1"), "no curvature"),
         (FIVE, ("--plot", "p.abc"), "p.abc: the ending must name a picture format"),
         (FIVE, ("--plot", "nowhere/p.png"), "the folder of nowhere/p.png does not exist"),
+        (FIVE, ("--checkpoint", "nowhere/c"), "the folder of nowhere/c does not exist"),
+        (FIVE, ("--checkpoint", "five.safetensors"), "five.safetensors is both --out and --checkpoint: name two files"),
+        (FIVE, ("--checkpoint", "./sub/../five.safetensors"), "is both --out and --checkpoint"),
+        (FIVE, ("--checkpoint", "five.tsv"), "five.tsv is both the edge list and --checkpoint"),
+        (FIVE, ("--plot", "five.tsv"), "five.tsv is both the edge list and --plot"),
+        (FIVE, ("--plot", "p.png", "--checkpoint", "p.png"), "p.png is both --plot and --checkpoint"),
+        (FIVE, ("--plot", "pipe.png"), "pipe.png is a device, a pipe or a socket"),
+        (FIVE, ("--checkpoint", "pipe.png"), "pipe.png is a device, a pipe or a socket"),
+        (FIVE, ("--checkpoint", "."), ". is a folder"),
+        (
+            "employee,manager\nann,bob\ncarl,bob\n",
+            (),
+            "leave it out with --header, or keep it as an edge with --no-header",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_line(here, content, options, message):
     Path("five.tsv").write_text(content)
+    os.mkfifo("pipe.png")
     done = embed("--quiet", *options)
     assert done.exit_code == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
     assert not Path("five.safetensors").exists()
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("five.tsv", "is both the edge list and --out"),
+        ("p.png", "is both --out and --plot"),
+        ("pipe", "is a device, a pipe or a socket"),
+        ("sub", "is a folder"),
+        ("x.csv", "must end in .safetensors, .st or nothing"),
+    ],
+)
+def test_nothing_is_written_over_what_is_not_meant(here, name, message, link):
+    Path("sub").mkdir()
+    os.mkfifo("pipe")  # Not a device: code that fails this test would replace it.
+    Path("p.png").write_bytes(b"old")
+    out = "link.png" if link else name
+    if link:
+        Path("link.png").symlink_to(name)
+    before = sorted(here.iterdir())
+    done = run("embed", "five.tsv", "--out", out, "--plot", "p.png", "--epochs", 1, "--quiet")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert message in done.stderr or (link and name == "x.csv" and "must end in" in done.stderr)
+    assert sorted(here.iterdir()) == before and Path("p.png").read_bytes() == b"old"
+    assert Path("five.tsv").read_text() == FIVE and Path("pipe").is_fifo()
+
+
+def test_a_picture_does_not_replace_its_embedding(here):
+    assert run("embed", "five.tsv", "--out", "five", "--epochs", 2, "--quiet").exit_code == 0
+    Path("five.png").symlink_to("five")
+    done = run("plot", "five", "five.png")
+    assert done.exit_code == 1 and "five.png is both the embedding and the picture" in done.stderr
+    assert run("nearest", "five", "dog").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["five", "five.st", "five.SafeTensors", "sub.d/five"])
+def test_names_of_embeddings(here, name):
+    Path("sub.d").mkdir()
+    assert run("embed", "five.tsv", "--out", name, "--epochs", 1, "--quiet").exit_code == 0 and Path(name).is_file()
+
+
+def test_a_compressed_edge_list(here):
+    Path("five.tsv.gz").write_bytes(gzip.compress(FIVE.encode()))
+    assert embed("--quiet", edges="five.tsv.gz").exit_code == 0
+    compressed = Path("five.safetensors").read_bytes()
+    assert embed("--quiet").exit_code == 0 and Path("five.safetensors").read_bytes() == compressed
+
+
+def test_a_damaged_embedding_is_one_clear_line(here):
+    assert embed("--quiet").exit_code == 0
+    good = Path("five.safetensors").read_bytes()
+    Path("five.safetensors").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    Path("loop.safetensors").symlink_to("loop.safetensors")
+    for name, message in (("five", "is damaged"), ("loop", "Too many levels of symbolic links")):
+        done = run("nearest", f"{name}.safetensors", "dog")
+        assert done.exit_code == 1 and done.stderr.startswith("error: ") and message in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_mistakes_with_files_and_nodes(here):

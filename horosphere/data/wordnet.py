@@ -1,6 +1,7 @@
 """A reader of WordNet's database files: the hypernym graph of its nouns or verbs."""
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 __all__ = ["wordnet_hypernyms"]
@@ -52,8 +53,9 @@ def wordnet_hypernyms(
             raise ValueError(f"{where}: not a line of a WordNet 3.0 data file") from None
         except KeyError:
             raise ValueError(f"{where}: {word!r} has no sense {offset} in index.{part_of_speech}") from None
-        parents = (pointers[i + 1] for i in range(0, len(pointers), 4) if pointers[i] in symbols)
-        above[offset] = list(dict.fromkeys(parents))
+        above[offset] = list(
+            dict.fromkeys(pointers[i + 1] for i in range(0, len(pointers), 4) if pointers[i] in symbols)
+        )
     for offset, parents in above.items():
         for parent in parents:
             if parent not in names:
@@ -74,7 +76,7 @@ def _ancestors(above: dict[str, list[str]], start: str) -> list[str]:
     return list(found)
 
 
-def _senses(lines, letter: str) -> dict[tuple[str, str], int]:
+def _senses(lines: Iterable[tuple[str, str]], letter: str) -> dict[tuple[str, str], int]:
     """(word, offset of a synset) -> number of the word's sense."""
     senses = {}
     for where, line in lines:
@@ -90,7 +92,7 @@ def _senses(lines, letter: str) -> dict[tuple[str, str], int]:
     return senses
 
 
-def _lines(folder: str | os.PathLike, name: str):
+def _lines(folder: str | os.PathLike, name: str) -> Iterator[tuple[str, str]]:
     """(place, line) of a file; lines of the licence at its head start with blanks."""
     path = Path(folder) / name
     if not path.is_file():

@@ -1,12 +1,17 @@
 """A strict reader of edge-list files: a line that is not understood is an error that names it."""
 
 import csv
+import gzip
 import math
 import os
+import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["read_edge_list"]
+__all__ = ["PossibleHeader", "read_edge_list"]
+
+_GZIP = b"\x1f\x8b"
 
 _HEADER_NAMES = (
     {"source", "target"},
@@ -21,6 +26,18 @@ _HEADER_NAMES = (
 )
 
 
+class PossibleHeader(ValueError):
+    """Line 1 may name the columns: the reader has to be told.
+
+    Attributes:
+        found: what was found, without what to do about it.
+    """
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(f"{found}; {advice}")
+        self.found = found
+
+
 def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> list[tuple]:
     """Read the pairs (source, target) or triples (source, target, weight) of a text file.
 
@@ -30,9 +47,10 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
     comment; empty lines are skipped; nothing else is.
 
     Args:
-        path: a UTF-8 text file.
+        path: a UTF-8 text file, as it is or compressed by gzip (told by its first bytes).
         header: True: line 1 names the columns and is left out; False: line 1 is an edge; None (default): an error if
-            line 1 looks like names of columns.
+            line 1 may name the columns: usual names such as child and parent, names where all other labels are
+            numbers, or two labels that stand alone where every other line shares one with another.
 
     Returns:
         The edges in the order of the file, as tuples of 2 (str, str) or 3 (str, str, float).
@@ -40,7 +58,7 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
     Raises:
         ValueError: naming the file, the line and its content: an empty file, a number of columns other than 2 or 3
             or different from line to line, an empty label, a weight that is not a finite positive number, text that
-            is not UTF-8, a possible header.
+            is not UTF-8, a damaged gzip file. `PossibleHeader`, a ValueError, where ``header`` has to be said.
         OSError: if the file cannot be read.
     """
     path = Path(path)
@@ -59,9 +77,10 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
             raise ValueError(_message(path, number, line, columns))
         rows.append(columns)
     if header is None and (reason := _header(rows)):
-        raise ValueError(
-            _message(path, *lines[0], f"looks like a header ({reason})")
-            + "; leave it out with --header (header=True), or keep it as an edge with --no-header (header=False)"
+        raise PossibleHeader(
+            _message(path, *lines[0], f"looks like a header ({reason})"),
+            "in place of the path give horosphere.embedding.read_edge_list(path, header=True) to leave it out, or "
+            "header=False to keep it as an edge",
         )
     width = len(rows[0])
     edges: list[tuple] = []
@@ -75,7 +94,13 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """The lines that carry edges, with their numbers (from 1)."""
-    data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    data = path.read_bytes()
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is a damaged gzip file: {error}") from None
+    data = data.removeprefix(b"\xef\xbb\xbf")
     lines = []
     # Only line ends: str.splitlines would also cut at form feeds and at separators inside labels.
     for number, raw in enumerate(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"), start=1):
@@ -137,9 +162,17 @@ def _header(rows: list[list[str]]) -> str | None:
         others = {label for row in rest for label in row[:2]}
         if names in _HEADER_NAMES and others.isdisjoint(first[:2]):
             return "these are usual names of columns, and no other line has these labels"
-        if rest and not any(map(_is_number, first[:2])) and all(map(_is_number, others)):
+        # One other line of numbers proves nothing: labels may be names here and numbers there.
+        if len(rest) > 1 and not any(map(_is_number, first[:2])) and all(map(_is_number, others)):
             return "all other labels are numbers"
+    if len(first) == 2 and len(rest) > 1 and _stands_alone(first, rest):
+        return "every other line shares a label with another line, this one does not"
     return None
+
+
+def _stands_alone(first: list[str], rest: list[list[str]]) -> bool:
+    lines = Counter(label for row in rest for label in set(row[:2]))
+    return lines.keys().isdisjoint(first) and all(any(lines[label] > 1 for label in row[:2]) for row in rest)
 
 
 def _is_number(text: str) -> bool:

@@ -17,7 +17,7 @@ from horosphere.embedding.curvature import fixed, learnable
 from horosphere.embedding.fitting import first_points, fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
-from horosphere.embedding.io import check_labels, load_tensors, save_tensors
+from horosphere.embedding.io import from_json, load_tensors, save_tensors, to_json
 from horosphere.embedding.lengths import as_lengths
 from horosphere.embedding.scores import DistortionScores, Scores, distances_to_all, distortion, reconstruction
 from horosphere.embedding.trainer import EpochInfo
@@ -310,13 +310,14 @@ class GraphEmbedding(BaseEstimator):
         """Write the fitted model as one safetensors file, atomically; equal models give equal bytes.
 
         Raises:
-            TypeError: for a label that is not a string, number or boolean, naming it.
+            TypeError: for a label that is not a string, number, path or tuple of these, of which `fit` warns.
+            ValueError: for the path of a device.
             OSError: if the file cannot be written; an older file of that name is then still whole.
         """
         self._check_fitted()
         about = {
             "manifold": self.manifold_.config(),
-            "nodes": check_labels(self.nodes_),
+            "nodes": to_json(self.nodes_),
             "parameters": {name: plain(getattr(self, name)) for name in _SAVED},
             "self_loops": self.graph_.self_loops,
             "dimension": self.n_components_,
@@ -337,21 +338,24 @@ class GraphEmbedding(BaseEstimator):
             FileNotFoundError: if there is no such file.
             ValueError: if the file is damaged or not a saved GraphEmbedding.
         """
-        tensors, about = load_tensors(path, _KIND)
+        tensors, about = load_tensors(path, _KIND, {"embedding": 2, "edges": 2, "weights": 1, "loss": 1})
         try:
             manifold = manifold_from_config(about["manifold"])
             # A start that was an array is not kept.
             kept = {name: value for name, value in about["parameters"].items() if name != "init" or value is not None}
             model = cls(manifold=manifold, **kept)
+            check_arguments(model)
             edges = tensors["edges"].astype(np.int64)
-            graph = Graph(about["nodes"], edges, tensors["weights"], about["self_loops"])
+            graph = Graph(from_json(about["nodes"]), edges, tensors["weights"], int(about["self_loops"]))
             embedding, dimension = tensors["embedding"], int(about["dimension"])
             n = len(graph.nodes)
-            if embedding.ndim != 2 or len(embedding) != n or len(graph.index) != n:
+            if len(embedding) != n or len(graph.index) != n:
                 raise ValueError(f"{n} labels for points of shape {embedding.shape}")
-            if (edges.size and not (0 <= edges.min() and edges.max() < n)) or len(graph.weights) != len(edges):
-                raise ValueError("edges name rows that are not there")
-        except (KeyError, TypeError, ValueError) as error:
+            if edges.shape != (len(graph.weights), 2) or (edges.size and not (0 <= edges.min() and edges.max() < n)):
+                raise ValueError(
+                    f"edges of shape {edges.shape} and {len(graph.weights)} weights, or rows that are not there"
+                )
+        except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{Path(path)} is not a whole saved GraphEmbedding: {error}") from None
         model._set(embedding, graph, copy.deepcopy(manifold), tensors["loss"].tolist(), dimension)
         return model

@@ -1,6 +1,13 @@
 """Names of nodes where they fit: greedy, best first, no two overlapping."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.transforms import Bbox
 
 __all__ = ["write_labels"]
 
@@ -8,7 +15,7 @@ _RIM = 0.93  # Beyond this radius a name is written outside the disk, along the 
 
 
 def write_labels(
-    axes, z: np.ndarray, names: list[str], priority: np.ndarray, *, on_disk: bool, most: int = 150
+    axes: "Axes", z: np.ndarray, names: list[str], priority: np.ndarray, *, on_disk: bool, most: int = 150
 ) -> None:
     """Write names into the axes, in the order of `priority`, each only if it touches none written before.
 
@@ -20,7 +27,10 @@ def write_labels(
         on_disk: names of points near the unit circle are written outside of it.
         most: no more names than this inside, and as many outside.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = axes.figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
     renderer = canvas.get_renderer()
     axes.apply_aspect()
     frame = axes.get_window_extent(renderer)
@@ -43,7 +53,7 @@ def write_labels(
         rank += 1
 
 
-def _radial(axes, angle: float, name: str, size: float) -> None:
+def _radial(axes: "Axes", angle: float, name: str, size: float) -> None:
     degrees = np.degrees(angle)
     flip = abs(degrees) > 90
     axes.text(
@@ -60,7 +70,15 @@ def _radial(axes, angle: float, name: str, size: float) -> None:
     )
 
 
-def _beside(axes, z: complex, name: str, size: float, boxes: list, frame, renderer) -> bool:
+def _beside(
+    axes: "Axes",
+    z: complex,
+    name: str,
+    size: float,
+    boxes: list[tuple[float, float, float, float]],
+    frame: "Bbox",
+    renderer: "RendererBase",
+) -> bool:
     from matplotlib.patheffects import withStroke
 
     for dx, dy, ha, va in (
@@ -85,7 +103,7 @@ def _beside(axes, z: complex, name: str, size: float, boxes: list, frame, render
         box = text.get_window_extent(renderer).extents
         fits = box[0] >= frame.x0 and box[1] >= frame.y0 and box[2] <= frame.x1 and box[3] <= frame.y1
         if fits and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in boxes):
-            boxes.append(tuple(box))
+            boxes.append((box[0], box[1], box[2], box[3]))
             return True
         text.remove()
     return False

@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.embedding.graph import Graph, as_graph
+from horosphere.embedding.graph import Graph, as_graph, square_table
 from horosphere.embedding.initialise import ambient_dim
 
 __all__ = ["Lengths", "as_lengths", "start_at_mean", "symmetric"]
@@ -98,8 +98,9 @@ def as_lengths(graph: Any, metric: str) -> Graph:
     """Read a graph whose weights are lengths or, of ``metric="precomputed"``, distances.
 
     Args:
-        graph: anything `as_graph` reads. With "precomputed" a dense (n, n) array is the distances of all pairs; the
-            entries of a sparse matrix, or the edges, are the distances that are known. One direction of each is enough.
+        graph: anything `as_graph` reads. With "precomputed" a dense (n, n) array, tensor or labelled data frame is
+            the distances of all pairs; the entries of a sparse matrix, or the edges, are the distances that are known.
+            One direction of each is enough.
 
     Raises:
         ValueError: for a dense matrix with a distance between different nodes that is not finite and positive, and
@@ -107,10 +108,14 @@ def as_lengths(graph: Any, metric: str) -> Graph:
     """
     if metric != "precomputed":
         return as_graph(graph, lengths=True)
-    if isinstance(graph, np.ndarray):
-        if graph.ndim != 2 or graph.shape[0] != graph.shape[1]:
-            raise ValueError(f"a matrix of distances must be (n, n), got shape {graph.shape}")
-        values = graph.astype(np.float64)
+    table = square_table(graph)
+    if table is None:
+        result = as_graph(graph, lengths=True)
+    else:
+        matrix, nodes = table
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a matrix of distances must be (n, n), got shape {matrix.shape}")
+        values = matrix.astype(np.float64)
         np.fill_diagonal(values, 1.0)
         bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
         if len(bad):
@@ -120,8 +125,8 @@ def as_lengths(graph: Any, metric: str) -> Graph:
                 "join nodes at distance 0, and leave unknown distances out of a scipy.sparse matrix"
             )
         np.fill_diagonal(values, 0.0)
-        graph = scipy.sparse.coo_array(values)
-    result = as_graph(graph, lengths=True)
+        result = as_graph(scipy.sparse.coo_array(values), lengths=True)
+        result = result if nodes is None else replace(result, nodes=nodes)
     order = np.lexsort(np.sort(result.edges, axis=1).T)
     ends, values = np.sort(result.edges, axis=1)[order], result.weights[order]
     twice = np.flatnonzero((ends[1:] == ends[:-1]).all(axis=1))
@@ -136,7 +141,7 @@ def as_lengths(graph: Any, metric: str) -> Graph:
     return replace(result, edges=result.edges[once], weights=result.weights[once])
 
 
-def start_at_mean(manifold, n_points: int, n_components: int, mean: float, rng: np.random.Generator) -> Tensor:
+def start_at_mean(manifold: Any, n_points: int, n_components: int, mean: float, rng: np.random.Generator) -> Tensor:
     """Points exp_o(s v), v standard normal in the tangent space at the origin o, s such that the mean distance of a
     sample of them is ``mean`` (or as near as the manifold allows).
 

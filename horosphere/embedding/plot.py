@@ -4,13 +4,16 @@ import io
 import os
 import re
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horosphere import _numerics
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["depths", "figure_of", "geodesics", "great_circles", "to_disk", "to_globe", "write_figure"]
 
@@ -164,7 +167,9 @@ def _spread(depth: np.ndarray, roots: list[int], neighbours: list[list[int]]) ->
                 queue.append(j)
 
 
-def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True, centre: int | None = None):
+def figure_of(
+    points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool = True, centre: int | None = None
+) -> "Figure":
     """Draw nodes, edges and names.
 
     Hyperbolic spaces appear as the Poincare disk (`to_disk`), flat space as the plane of its two principal axes (two
@@ -182,7 +187,8 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
         A `matplotlib.figure.Figure` with an Agg canvas; pyplot and its state are not touched.
 
     Raises:
-        ValueError: for other manifolds and for points of fewer than two dimensions.
+        ValueError: for other manifolds, for points of fewer than two dimensions, and for points that are not finite or
+            so far out that float64 cannot place them in the picture.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -192,12 +198,18 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
 
     kind = _kind(manifold)
     front = np.ones(len(points), dtype=bool)
+    _check_finite(points, graph, "is not finite")
     if kind == "sphere":
         globe = to_globe(points, centre)
         z, front = globe[:, 0] + 1j * globe[:, 1], globe[:, 2] >= 0
         depth = depths(graph, -globe[:, 2])
     else:
-        z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            try:
+                z = _plane(points, centre) if kind == "flat" else to_disk(points, manifold, centre)
+            except np.linalg.LinAlgError:  # The principal axes of numbers that have overflowed.
+                z = np.full(len(points), np.nan)
+            _check_finite(4 * z, graph, "lies too far out to be drawn")  # 4: the axes have margins.
         depth = depths(graph, np.abs(z))
     pairs = np.unique(np.sort(graph.edges, axis=1), axis=0)
     children = np.bincount(graph.edges[:, 1], minlength=len(z))
@@ -222,10 +234,10 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
     order = np.argsort(-depth, kind="stable")
     sizes = 5 + 5 * np.sqrt(children)
 
-    def edges(lines, opacity):
+    def edges(lines: np.ndarray, opacity: float) -> None:
         axes.add_collection(LineCollection(list(lines), colors=colours[lower], linewidths=0.6, alpha=opacity, zorder=1))
 
-    def nodes(rows, opacity):
+    def nodes(rows: np.ndarray, opacity: float | None) -> None:
         axes.scatter(
             z.real[rows],
             z.imag[rows],
@@ -261,6 +273,14 @@ def figure_of(points: np.ndarray, manifold: Any, graph: Graph, *, labels: bool =
             order = np.concatenate([[centre], order[order != centre]])
         write_labels(axes, z, names, priority=order[front[order]], on_disk=kind in ("ball", "hyperboloid"))
     return figure
+
+
+def _check_finite(points: np.ndarray, graph: Graph, problem: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(points).reshape(len(points), -1).all(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"the point of {graph.nodes[bad[0]]!r} {problem} (one of {bad.size}): there is no picture of it"
+        )
 
 
 def short_name(label: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class DistortionScores:
     n_pairs: int
 
 
-def distances_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
+def distances_to_all(manifold: Any, points: Tensor, rows: np.ndarray) -> np.ndarray:
     """(len(rows), N) distances from the given rows to every point.
 
     Raises:
@@ -74,7 +75,7 @@ def distances_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
     return distances
 
 
-def reconstruction(graph: Graph, points: Tensor, manifold, to_all: Callable = distances_to_all) -> Scores:
+def reconstruction(graph: Graph, points: Tensor, manifold: Any, to_all: Callable = distances_to_all) -> Scores:
     """Score the points (row i: node i of the graph) against the graph's pairs.
 
     Args:
@@ -112,7 +113,7 @@ def reconstruction(graph: Graph, points: Tensor, manifold, to_all: Callable = di
     return Scores(ranks_total / len(source), float(np.mean(precisions)), n, len(source), len(sources), n - 1)
 
 
-def distortion(graph: Graph, points: Tensor, manifold, *, metric: str = "shortest_path") -> DistortionScores:
+def distortion(graph: Graph, points: Tensor, manifold: Any, *, metric: str = "shortest_path") -> DistortionScores:
     """Score the points (row i: node i of the graph) against the graph's lengths, see `Lengths`.
 
     Source: A. Gu, F. Sala, B. Gunel and C. Re, Learning mixed-curvature representations in product spaces, 2019.

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 
 from horosphere.embedding.curvature import curvatures, with_curvatures
 from horosphere.embedding.graph import Graph
+from horosphere.embedding.io import unsaveable
 from horosphere.manifolds import Product, Sphere, dimension_of_name, manifold_by_name
 
 __all__ = [
@@ -137,7 +138,7 @@ def check_integer(name: str, value: Any, least: int) -> None:
 
 
 def with_edges(graph: Graph) -> Graph:
-    """The graph, with a warning of its self-loops; ValueError if it has no other edges."""
+    """The graph, with a warning of self-loops and of labels that `save` will refuse; ValueError without edges."""
     if graph.self_loops:
         warnings.warn(
             f"left out {graph.self_loops} self-loop{'s' * (graph.self_loops > 1)}: a node is at distance 0 from itself "
@@ -151,4 +152,6 @@ def with_edges(graph: Graph) -> Graph:
             + (f" (only {graph.self_loops} self-loops)" if graph.self_loops else "")
             + ": there is nothing to embed"
         )
+    if reason := unsaveable(graph.nodes):
+        warnings.warn(reason, UserWarning, stacklevel=4)
     return graph

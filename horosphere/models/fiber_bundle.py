@@ -342,9 +342,22 @@ class FiberBundleLM(nn.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write weights and configuration to one safetensors file, whole or not at all."""
-        save_model(path, self)
+        save_model(path, self, self.config)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> FiberBundleLM:
         """The model that :meth:`save` wrote; ValueError for any other file."""
-        return load_model(path, cls, FiberBundleConfig)
+        return load_model(path, cls, FiberBundleConfig, _sizes)
+
+
+def _sizes(config: FiberBundleConfig) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {
+        "table": (config.vocab_size, config.dim),
+        "positions": (config.max_length, config.dim),
+        "fibres.factor": (config.vocab_size, config.dim, config.rank),
+        "blocks.0.log_eps": (config.heads,),
+        "blocks.0.feed_forward.0.weight": (config.feedforward * config.dim, config.dim),
+    }
+    if config.planes:
+        sizes["blocks.0.rotation.omega"] = (config.planes, 2, max(2, config.dim // config.heads // 4))
+    return sizes

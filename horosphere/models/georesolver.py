@@ -252,9 +252,23 @@ class GeoResolverLM(nn.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write configuration and numbers, memories included, to one safetensors file, whole or not at all."""
-        save_model(path, self)
+        save_model(path, self, self.config)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> GeoResolverLM:
         """The model of such a file, on the CPU; FileNotFoundError or ValueError where it is none."""
-        return load_model(path, cls, GeoResolverConfig)
+        return load_model(path, cls, GeoResolverConfig, _sizes)
+
+
+def _sizes(config: GeoResolverConfig) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (config.vocab_size, config.dim),
+        "blocks.0.attention.log_eps": (config.heads,),
+    }
+    if config.memory_capacity:
+        sizes["blocks.0.memory.pool.centroids"] = (config.memory_capacity, config.memory_dim)
+        sizes["blocks.0.memory.pool.recent"] = (config.memory_window,)
+    if config.pattern == "landmark":
+        anchors = (config.heads, config.landmarks, config.dim // config.heads)
+        sizes["blocks.0.attention.scheme.landmarks.anchors"] = anchors
+    return sizes

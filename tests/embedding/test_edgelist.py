@@ -1,8 +1,10 @@
 """The strict reader: what it accepts, and that each thing it refuses is named by file, line and content."""
 
+import gzip
+
 import pytest
 
-from horosphere.embedding import read_edge_list
+from horosphere.embedding import GraphEmbedding, read_edge_list
 
 
 @pytest.fixture
@@ -34,6 +36,9 @@ def write(tmp_path):
         ("0 1\n1 2\n", [("0", "1"), ("1", "2")]),
         ("naïve\t日本\n🙂\tnaïve\n", [("naïve", "日本"), ("🙂", "naïve")]),
         ("a\x0cb\tc\x85\u2028d\n", [("a\x0cb", "c\x85\u2028d")]),
+        ("a b\n\n10 20\n", [("a", "b"), ("10", "20")]),
+        ("a b\nc d\ne f\n", [("a", "b"), ("c", "d"), ("e", "f")]),
+        ("a b\nc d\nd e\nf g\n", [("a", "b"), ("c", "d"), ("d", "e"), ("f", "g")]),
     ],
 )
 def test_reads(write, content, edges):
@@ -68,11 +73,20 @@ def test_refuses(write, content, message):
 
 @pytest.mark.parametrize(
     "content",
-    ["id1,id2,weight\na,b,1\n", "child\tparent\na\tb\n", "Source Target\n1 2\n", "first,second\n1,2\n2,3\n"],
+    [
+        "id1,id2,weight\na,b,1\n",
+        "child\tparent\na\tb\n",
+        "Source Target\n1 2\n",
+        "first,second\n1,2\n2,3\n",
+        "employee,manager\nann,bob\ncarl,bob\n",
+        "Mitarbeiter;x Chef\nann bob\nbob carl\ndan carl\n",
+    ],
 )
 def test_a_header_is_an_error_until_the_user_decides(write, content):
-    with pytest.raises(ValueError, match=r"line 1: .* looks like a header .*--header.*--no-header"):
+    with pytest.raises(ValueError, match=r"line 1: .* looks like a header .*read_edge_list.*header=True.*header=False"):
         read_edge_list(write(content))
+    with pytest.raises(ValueError, match="looks like a header"):
+        GraphEmbedding(n_epochs=1).fit(write(content))
     assert len(read_edge_list(write(content), header=True)) == content.count("\n") - 1
     if "weight" not in content:
         assert len(read_edge_list(write(content), header=False)) == content.count("\n")
@@ -90,3 +104,16 @@ def test_a_file_of_a_header_alone_has_no_edges(write):
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_edge_list(tmp_path / "none.tsv")
+
+
+@pytest.mark.parametrize("name", ["edges.tsv.gz", "edges.tsv"])
+def test_gzip_is_told_by_its_content(write, name):
+    text = "\ufeffa\tb\r\nb\tnaïve\n"
+    assert read_edge_list(write(gzip.compress(text.encode()), name)) == [("a", "b"), ("b", "naïve")]
+    assert read_edge_list(write(text, "plain.gz")) == [("a", "b"), ("b", "naïve")]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:3], lambda data: data[:-6] + b"\0" * 6])
+def test_a_damaged_gzip_file_is_named(write, damage):
+    with pytest.raises(ValueError, match=r"edges\.txt is a damaged gzip file"):
+        read_edge_list(write(damage(gzip.compress(b"a\tb\nb\tc\n"))))

@@ -1,12 +1,18 @@
 """Files are whole or not there, the same bytes for the same content, and nothing else is taken for one."""
 
+import enum
 import errno
+import hashlib
 import json
 import os
 import resource
 import subprocess
 import sys
+import warnings
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
 
+import networkx as nx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -78,9 +84,42 @@ def test_numpy_arguments_are_saved_as_numbers(tmp_path):
     assert (again.n_components, again.n_epochs, again.random_state) == (3, 2, 4)
 
 
-def test_a_label_that_json_cannot_keep_is_named(tmp_path):
-    model = GraphEmbedding(n_epochs=1, random_state=0).fit([(("a", 1), "b"), ("c", "b")])
-    with pytest.raises(TypeError, match=r"\('a', 1\) \(tuple\) cannot be saved"):
+def test_tuples_and_paths_come_back(tmp_path):
+    labels = [
+        ("a", 1),
+        (),
+        (("b", 2.5), (True, Path("x"))),
+        Path("x/y"),
+        PurePosixPath("z"),
+        "x/y",
+        "\udc80",
+        "('a', 1)",
+    ]
+    model = GraphEmbedding(n_epochs=1, random_state=0).fit([(label, "root") for label in labels])
+    model.save(tmp_path / "m")
+    again = GraphEmbedding.load(tmp_path / "m")
+    assert again.nodes_ == model.nodes_ and again.kneighbors(("a", 1), 1) is not None
+    grid = GraphEmbedding(n_epochs=1, random_state=0).fit(nx.grid_2d_graph(3, 2))
+    grid.save(tmp_path / "m")
+    assert GraphEmbedding.load(tmp_path / "m").nodes_ == grid.nodes_
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    "label",
+    [frozenset("a"), (1, frozenset("a")), b"a", Decimal(1), Colour.RED, float("inf"), np.datetime64("2020-01-01")],
+)
+def test_a_label_that_cannot_be_saved_is_named_before_training(tmp_path, label):
+    seen = []
+    model = GraphEmbedding(n_epochs=1, random_state=0, callbacks=[lambda _: seen.append(len(caught))])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit([(label, "b"), ("c", "b")])
+    assert seen == [1] and "cannot be saved: use strings" in str(caught[0].message)
+    with pytest.raises(TypeError, match="cannot be saved"):
         model.save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
@@ -118,6 +157,24 @@ def damage_version(path, good):
     save_file({"x": np.zeros(3)}, path, metadata={"horosphere": json.dumps(about)})
 
 
+def damage_list(path, good):
+    save_file({"x": np.zeros(3)}, path, metadata={"horosphere": "[]"})
+
+
+def damage_nested(path, good):
+    save_file({"x": np.zeros(3)}, path, metadata={"horosphere": "[" * 100_000})
+
+
+def damage_version_text(path, good):
+    about = {"kind": "GraphEmbedding", "version": "1"}
+    save_file({"x": np.zeros(3)}, path, metadata={"horosphere": json.dumps(about)})
+
+
+def damage_no_sum(path, good):
+    about = {"kind": "GraphEmbedding", "version": 1, "sha256": ""}
+    save_file({"x": np.zeros(3)}, path, metadata={"horosphere": json.dumps(about)})
+
+
 def damage_missing(path, good):
     about = {"kind": "GraphEmbedding", "version": 1}
     save_file({"x": np.zeros(3)}, path, metadata={"horosphere": json.dumps(about)})
@@ -134,6 +191,10 @@ def damage_missing(path, good):
         (damage_metadata, "damaged description"),
         (damage_kind, "holds a checkpoint, not a GraphEmbedding"),
         (damage_version, "version 99"),
+        (damage_version_text, "version 1;"),
+        (damage_list, "damaged description: it is a list"),
+        (damage_nested, "damaged description"),
+        (damage_no_sum, "no checksum"),
         (damage_missing, "not a whole saved GraphEmbedding"),
     ],
 )
@@ -149,10 +210,82 @@ def test_what_is_no_saved_embedding_is_a_value_error(model, tmp_path, damage, me
 def test_rows_that_are_not_there_are_found(model, tmp_path):
     model.save(tmp_path / "m")
     tensors, about = io.load_tensors(tmp_path / "m", "GraphEmbedding")
-    for name, array in (("embedding", tensors["embedding"][:-1]), ("edges", tensors["edges"] + 5)):
+    for name, array in (
+        ("embedding", tensors["embedding"][:-1]),
+        ("embedding", tensors["embedding"].astype(np.int64)),
+        ("embedding", tensors["embedding"][0]),
+        ("edges", tensors["edges"] + 5),
+        ("edges", tensors["edges"].astype(np.float64)),
+        ("edges", tensors["edges"][:, :1]),
+        ("weights", tensors["weights"][:-1]),
+        ("loss", tensors["loss"].reshape(1, -1)),
+    ):
         io.save_tensors(tmp_path / "bad", "GraphEmbedding", {**tensors, name: array}, about)
         with pytest.raises(ValueError, match="not a whole saved GraphEmbedding"):
             GraphEmbedding.load(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("name", ["embedding", "edges", "weights", "loss"])
+def test_an_array_that_is_missing_is_named(model, tmp_path, name):
+    model.save(tmp_path / "m")
+    tensors, about = io.load_tensors(tmp_path / "m", "GraphEmbedding")
+    io.save_tensors(tmp_path / "bad", "GraphEmbedding", {k: v for k, v in tensors.items() if k != name}, about)
+    with pytest.raises(ValueError, match=f"bad is not a whole saved GraphEmbedding: {name!r} is missing"):
+        GraphEmbedding.load(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("name", ["embedding", "loss", "digest"])
+def test_a_checkpoint_without_a_part_is_refused(tmp_path, name):
+    settings = {"n_epochs": 2, "random_state": 0, "checkpoint": tmp_path / "c"}
+    GraphEmbedding(**settings).fit(EDGES)
+    tensors, about = io.load_tensors(tmp_path / "c", "checkpoint")
+    tensors.pop(name, None), about.pop(name, None)
+    io.save_tensors(tmp_path / "c", "checkpoint", tensors, about)
+    with pytest.raises(ValueError, match="missing" if name != "digest" else "belongs to another graph"):
+        GraphEmbedding(**settings).fit(EDGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parameters", None),
+        ("parameters", []),
+        ("parameters", {"loss": 5}),
+        ("parameters", {"unknown": 5}),
+        ("parameters", {"n_epochs": -1}),
+        ("dimension", "INFINITE"),
+        ("dimension", None),
+        ("self_loops", None),
+        ("nodes", None),
+        ("nodes", 5),
+        ("nodes", [None] * 6),
+        ("nodes", [[1]] * 6),
+        ("nodes", [{"tuple": 3}] * 6),
+        ("manifold", None),
+        ("manifold", []),
+        ("manifold", {"name": []}),
+        ("manifold", {"name": "PoincareBall", "kappa": None}),
+    ],
+)
+def test_a_description_of_something_else_is_a_value_error(model, tmp_path, name, value):
+    model.save(tmp_path / "m")
+    tensors, about = io.load_tensors(tmp_path / "m", "GraphEmbedding")
+    path = tmp_path / "bad"
+    io.save_tensors(path, "GraphEmbedding", tensors, {**about, name: value})
+    if value == "INFINITE":  # 1e999 is JSON, and infinite as a float
+        resum(path, b'\\"INFINITE\\"', b"1e999     ")
+    with pytest.raises(ValueError, match="bad is not a whole saved GraphEmbedding"):
+        GraphEmbedding.load(path)
+
+
+def resum(path, old, new):
+    """Change bytes of a file, one for one, and make its checksum again."""
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    data = data.replace(old, new + b" " * (len(old) - len(new)))
+    at = data.index(b'sha256\\": \\"') + len(b'sha256\\": \\"')
+    blank = data[:at] + b"0" * 64 + data[at + 64 :]
+    path.write_bytes(data[:at] + hashlib.sha256(blank).hexdigest().encode() + data[at + 64 :])
 
 
 def test_missing_file_and_folder(tmp_path):

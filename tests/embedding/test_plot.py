@@ -197,3 +197,25 @@ def test_matplotlib_is_loaded_for_pictures_only():
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SPACES = [(PoincareBall(), 2), (PoincareBall(), 4), (Lorentz(), 3), (Lorentz(), 5), (Euclidean(), 2), (Euclidean(), 4)]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("manifold", "stored"), [*SPACES, (Sphere(), 3)])
+def test_a_point_that_is_not_finite_is_named(manifold, stored, bad):
+    points = manifold.random(4, stored, dtype=torch.float64).numpy()
+    points[2, -1] = bad
+    with pytest.raises(ValueError, match=r"the point of 'c' is not finite \(one of 1\)"):
+        figure_of(points, manifold, as_graph([("a", "b"), ("c", "d")]))
+
+
+@pytest.mark.parametrize(
+    ("manifold", "stored", "value"), [(Lorentz(), 5, 1e300), (Euclidean(), 2, 1.7e308), (Euclidean(), 4, 1.7e308)]
+)
+def test_a_point_that_overflows_in_the_projection_is_no_raw_error(manifold, stored, value):
+    points = manifold.random(4, stored, dtype=torch.float64).numpy()
+    points[2] = value
+    with pytest.raises(ValueError, match=r"the point of .* too far out to be drawn"):
+        figure_of(points, manifold, as_graph([("a", "b"), ("c", "d")]))
