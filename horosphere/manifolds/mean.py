@@ -61,7 +61,8 @@ def frechet_mean(
     Args:
         x: points (..., N, D), N >= 1.
         manifold: any geoopt.Manifold with ``expmap``, ``logmap`` and ``inner``.
-        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike.
+        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike. A row of
+            weight 0 takes no part, whatever it holds (NaN, a point outside of the ball).
         tol: bound of the residual, relative to the root mean square distance of the points from the mean; a mean
             tangent below the rounding of the mean's own coordinates is enough too. None: 1e-6, 1e-10 for float64
             points.
@@ -82,7 +83,7 @@ def frechet_mean(
     """
     x = as_points(x, "x")
     resolved, _ = resolve(manifold)
-    w = _checked_weights(x, resolved, weights)
+    x, w = _without_weightless(x, resolved, _checked_weights(x, resolved, weights))
     if tol is None:
         tol = _numerics.mean_tolerance(x.dtype)
     if not tol >= 0 or max_iter < 0:
@@ -111,7 +112,8 @@ def midpoint(x: Tensor, manifold: geoopt.Manifold, weights: Tensor | None = None
         x: points (..., N, D), N >= 1.
         manifold: Euclidean, Sphere, Lorentz, Stereographic, PoincareBall, a Product or Scaled of these, or
             geoopt's own.
-        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike.
+        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike. A row of
+            weight 0 takes no part, whatever it holds (NaN, a point outside of the ball).
 
     Returns:
         (..., D) in the type of the points, worked in float64; differentiable in x, weights and a learnable kappa.
@@ -124,7 +126,7 @@ def midpoint(x: Tensor, manifold: geoopt.Manifold, weights: Tensor | None = None
     """
     x = as_points(x, "x")
     resolved, _ = resolve(manifold)
-    w = _checked_weights(x, resolved, weights)
+    x, w = _without_weightless(x, resolved, _checked_weights(x, resolved, weights))
     out = _midpoint(x.to(_numerics.compute_dtype(x.dtype)), resolved, w)
     if out is None:
         raise TypeError(f"{type(manifold).__name__} has no closed-form midpoint; use frechet_mean")
@@ -132,7 +134,7 @@ def midpoint(x: Tensor, manifold: geoopt.Manifold, weights: Tensor | None = None
 
 
 def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
-    """Weights (..., N) in float64 that sum to 1, after the checks of shape and sign."""
+    """Weights (..., N) in float64, after the checks of shape and sign; not yet divided by their sum."""
     ndim = manifold.ndim
     if x.dim() < ndim + 1:
         raise ValueError(f"x must hold points as rows, shape (..., N, D); got shape {tuple(x.shape)}")
@@ -140,7 +142,7 @@ def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
     if shape[-1] == 0:
         raise ValueError(f"a mean needs at least one point, got x of shape {tuple(x.shape)}")
     if weights is None:
-        return x.new_full(shape, 1.0 / shape[-1], dtype=torch.float64)
+        return x.new_ones(shape, dtype=torch.float64)
     w = as_points(weights, "weights").to(device=x.device, dtype=torch.float64)
     try:
         fits = w.dim() > 0 and w.shape[-1] == shape[-1] and torch.broadcast_shapes(w.shape, shape) == shape
@@ -153,10 +155,33 @@ def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
     if not bool((w.isfinite() & (w >= 0)).all()):
         raise ValueError("weights must be finite and not negative")
     w = w.expand(shape)
-    total = w.sum(-1, keepdim=True)
-    if not bool((total > 0).all()):
+    if not bool((w > 0).any(-1).all()):
         raise ValueError("weights must not all be zero")
-    return w / total
+    return w
+
+
+def _without_weightless(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The points and their weights, divided by their sum; rows of weight 0 that are no points take no part.
+
+    Such a row (NaN, outside of a ball: its distance from the heaviest point is not finite) is replaced by the heaviest
+    point and its weight by the constant 0. A row of weight 0 that is a point stays: the mean has a derivative in its
+    weight.
+    """
+    nothing = w == 0
+    if bool(nothing.any()):
+        with torch.no_grad():
+            heaviest = _heaviest(x, manifold, w)
+            nothing = nothing & ~manifold.dist(heaviest.expand_as(x), x).isfinite()
+        x = torch.where(_spread(nothing, manifold.ndim), heaviest, x)
+        w = torch.where(nothing, 0.0, w)
+    return x, w / w.sum(-1, keepdim=True)
+
+
+def _heaviest(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
+    """The point of the largest weight, kept as a row (..., 1, D)."""
+    index = _spread(w.argmax(-1, keepdim=True), manifold.ndim)
+    index = index.expand(*index.shape[: index.dim() - manifold.ndim], *x.shape[x.dim() - manifold.ndim :])
+    return torch.gather(x, -1 - manifold.ndim, index)
 
 
 def _spread(scalars: Tensor, ndim: int) -> Tensor:
@@ -273,9 +298,7 @@ def _start(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
     closed = _midpoint(x, manifold, w)
     if closed is not None:
         return closed.unsqueeze(-1 - manifold.ndim)
-    heaviest = _spread(w.argmax(-1, keepdim=True), manifold.ndim)
-    index = heaviest.expand(*heaviest.shape[: heaviest.dim() - manifold.ndim], *x.shape[x.dim() - manifold.ndim :])
-    return torch.gather(x, -1 - manifold.ndim, index)
+    return _heaviest(x, manifold, w)
 
 
 def _pull(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -328,6 +351,9 @@ def _newton(
 ) -> Tensor:
     """``H^-1 tangent`` for H = sum w (P + a (1 - P)), P the projection on log, a = r cot(r) in units of R.
 
+    H = A + F^T B F with A = sum w a, B = diag(w (1 - a) / r^2) and the logs as rows of F (N, D). The smaller of the two
+    systems is solved, H itself or, by the Woodbury identity, the N x N system A + B F F^T: memory O(N D).
+
     a < 1 on positive curvature may make H indefinite, so on the way (exact None) a is kept >= 1: the plain flow there.
     At the end the batch entries marked ``exact`` take H as it is, the others the identity.
     """
@@ -340,11 +366,18 @@ def _newton(
             across = across.clamp(min=1.0)
         else:
             across = torch.where(exact[..., None, None], across, 1.0)
-        eye = torch.eye(frame.shape[-1], dtype=frame.dtype, device=frame.device)
+        n, dim = frame.shape[-2:]
+        eye = torch.eye(min(n, dim), dtype=frame.dtype, device=frame.device)
         rest = w.unsqueeze(-1) * (1 - across) / torch.where(r2 > 0, r2, 1.0)
-        hessian = _average(across, w, 1) * eye + (rest * frame).mT @ frame
+        mean_across = _average(across, w, 1)
+        wide = n < dim
+        system = mean_across * eye + (rest * (frame @ frame.mT) if wide else (rest * frame).mT @ frame)
     inside = _to_frame(point, tangent, manifold)
-    solved = torch.linalg.solve_ex(hessian, inside.mT).result.mT
+    if wide:
+        inner = torch.linalg.solve_ex(system, rest * (frame @ inside.mT)).result
+        solved = (inside - inner.mT @ frame) / mean_across
+    else:
+        solved = torch.linalg.solve_ex(system, inside.mT).result.mT
     return _from_frame(point, solved, manifold)
 
 
