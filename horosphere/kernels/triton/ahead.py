@@ -138,7 +138,7 @@ def nearest_variants() -> Iterator[Variant]:
 
 def attention_variants() -> Iterator[Variant]:
     """Attention of 64 features and values: every sign of curvature, weight and kind of mask, and a product."""
-    added, boolean = torch.zeros(3, 100), torch.zeros(3, 100, dtype=torch.bool)
+    added, boolean = torch.zeros(2, 3, 100), torch.zeros(2, 3, 100, dtype=torch.bool)
     for dtype in TYPES:
         spaces = {f"{sign:+d}" if sign else "+0": [part(dtype, FEATURES, sign)] for sign in (-1, 0, 1)}
         spaces |= {"time": [part(dtype, FEATURES + 1, -1, time_dims=1)]}
