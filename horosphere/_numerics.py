@@ -107,6 +107,10 @@ OBJECTIVE_NOISE = 1e-9
 RIM_GAP = 0.03
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
 MIN_ABS_KAPPA = 1e-8
+# Largest |kappa|: radius 1e-8, whose fourth power float32 still holds.
+MAX_ABS_KAPPA = 1e16
+# Largest power of an attention weight: its product with a logarithm of a float32 stays finite.
+MAX_POWER = 1e30
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere._points import as_points
 from horosphere.kernels import dispatch, metric_ops
 from horosphere.kernels.low_rank.fibres import ENDS, Fibres
 from horosphere.kernels.ops import without_autocast
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds.pairwise import PRECISIONS
 from horosphere.manifolds.token_metric import TokenMetric
 

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.kernels import dispatch, ops
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
 from horosphere.manifolds.curvature import check_kappa_shape
@@ -22,6 +22,8 @@ PRECISIONS = ("auto", "exact", "fast")
 BLOCK_NUMBERS = 2**20
 # Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
 BLOCK_PAIRS = 2**16
+# Rows of a square matrix mirrored at a time.
+SIDE = 256
 # Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
 SPARE = 4
 
@@ -61,8 +63,9 @@ def cdist(
 
     Returns:
         (..., N, M) in the points' type; half precision is worked in float32, and autocast changes nothing. Identical
-        points are at distance 0 (not in "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted;
-        the backward pass recomputes the matrix in tiles or blocks, so memory stays that of the matrix.
+        points are at distance 0 (not in "fast"), and ``cdist(x, x)`` is exactly symmetric. Gradients flow to x, y and
+        a learnable curvature, twice if wanted; the backward pass recomputes the matrix in tiles or blocks, so memory
+        stays that of the matrix.
 
     Raises:
         ValueError: shapes that do not fit, an unknown precision or impl, or an impl that cannot serve the call.
@@ -74,7 +77,8 @@ def cdist(
     x, y = _checked(x, y, precision)
     dispatch.check_name(impl)
     with ops.without_autocast(x.device):
-        return _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
+        out = _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
+        return _symmetric(out) if same else out
 
 
 def knn(
@@ -167,6 +171,31 @@ def _distances_to(x: Tensor, y: Tensor, indices: Tensor, manifold: geoopt.Manifo
     return _picked_pairs((rows * y.shape[-2] + indices).flatten(), x, y, manifold).view(indices.shape)
 
 
+class _Mirror(torch.autograd.Function):
+    """The upper triangle copied onto the lower one, in place; the gradient of each pair goes to the upper one."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor) -> Tensor:
+        ctx.mark_dirty(matrix)
+        for i in range(0, matrix.shape[-1], SIDE):
+            rows = slice(i, i + SIDE)
+            matrix[..., i + SIDE :, rows] = matrix[..., rows, i + SIDE :].mT
+            corner = matrix[..., rows, rows]
+            corner.copy_(corner.triu() + corner.triu(1).mT)
+        return matrix
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad.triu() + grad.tril(-1).mT
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    """The distances of one set with itself, the two roundings of each pair made one."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return (matrix + matrix.mT) / 2  # of two equal numbers to a rounding
+    return _Mirror.apply(matrix)
+
+
 def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
     x, y = as_points(x, "x"), as_points(y, "y")
     if precision not in PRECISIONS:
@@ -176,6 +205,8 @@ def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
             raise ValueError(f"{name} must hold points as rows, shape (..., N, D); got shape {tuple(t.shape)}")
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"x and y must have points of one size, got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+    if not x.shape[-1]:
+        raise ValueError(f"x and y must hold points of at least one number, got shape {tuple(x.shape)}")
     if x.device != y.device:
         raise ValueError(f"x is on {x.device} and y on {y.device}; move them to one device")
     try:

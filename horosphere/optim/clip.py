@@ -39,7 +39,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         else:
             values.append(p.grad)
     if not values:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device="cpu")
     norm = torch.nn.utils.get_total_norm(values)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for value in values:

@@ -28,7 +28,9 @@ def may_serve(
 
 def serves(scores: MetricScores, e: slice, eps: Tensor) -> bool:
     """Whether weights keep to the range of their type."""
-    return Weighing("inverse", torch.ones(1), eps[e], scores.tiles.extent(), scores.dtype, False).reciprocal
+    return Weighing(
+        "inverse", torch.ones(1, device="cpu"), eps[e], scores.tiles.extent(), scores.dtype, False
+    ).reciprocal
 
 
 class CompiledGroup:
@@ -46,7 +48,9 @@ class CompiledGroup:
         scores, tiles, e = self.scores, self.scores.tiles, self.e
         n, m, entries, shares = scores.n, scores.m, e.stop - e.start, torch.get_num_threads()
         resolve = tiles.tolerance is not None
-        numbers = torch.tensor([(rate, tiles.fibres.share) for rate in self.eps.tolist()], dtype=torch.float32)
+        numbers = torch.tensor(
+            [(rate, tiles.fibres.share) for rate in self.eps.tolist()], dtype=torch.float32, device="cpu"
+        )
         memory = 2 * self.height * SIDE
         given = [SIDE, resolve, self.last, shares, entries, n, m, tiles.flat.q.shape[-1], self.value.shape[-1]]
         given += [self.height, scores.lent("scratch", shares, memory), memory, out, den, numbers]

@@ -60,7 +60,7 @@ def attention_backward(
     scores.prepare_gradients()
     for e in plan.groups() if n and scores.m else ():
         if compiled and compiled_attention.serves(scores, e, eps):
-            dv = into.whole[e] if into.own_memory else torch.zeros(e.stop - e.start, *value.shape[-2:], dtype=dtype)
+            dv = into.whole[e] if into.own_memory else value.new_zeros(e.stop - e.start, *value.shape[-2:], dtype=dtype)
             given = (None if t is None else t[e] for t in (outs, lses, douts, dlses))
             found = CompiledGroup(scores, e, eps, causal, values[e]).backward(*given, wanted[0], dv)
             deps[e] += found.to(deps.dtype)
