@@ -66,7 +66,7 @@ def test_integers_become_the_default_type(dtype):
     flat = hs.Euclidean()
     assert hs.cdist(rows, rows, flat).tolist() == [[0.0, 5.0], [5.0, 0.0]]
     assert flat.dist(rows[0], rows[1]).item() == 5.0
-    assert hs.frechet_mean(rows, flat).tolist() == [1.5, 2.0]
+    assert hs.frechet_mean(rows, flat).mean.tolist() == [1.5, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,15 @@ def adam_step(x, ball):
 
 
 CALLS = {
-    "cdist": hs.cdist,
+    "cdist": lambda x, ball: hs.cdist(x, x, ball),
     "attention": lambda x, ball: geodesic_attention(x, x, x, ball),
     "knn": lambda x, ball: hs.knn(x, x, ball, 3).distances,
     "convert": lambda x, ball: hs.convert(x, ball, hs.Lorentz()),
-    "mean": lambda x, ball: hs.frechet_mean(x, ball),
+    "mean": lambda x, ball: hs.frechet_mean(x, ball).mean,
     "midpoint": lambda x, ball: hs.midpoint(x, ball),
     "adam": adam_step,
     "lists": lambda x, ball: hs.cdist(NUMBERS.tolist(), NUMBERS.tolist(), ball),
 }
-CALLS["cdist"] = lambda x, ball: hs.cdist(x, x, ball)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -179,3 +178,25 @@ def test_sizes_and_numbers_out_of_range_are_refused():
             hs.Stereographic(kappa)
     with pytest.raises(TypeError, match=r"manifold must be a geoopt.Manifold.*got str"):
         GeodesicAttention(8, 2, manifold="poincare")
+
+
+def test_the_first_row_that_is_no_point_is_named():
+    x = torch.zeros(2, 5, 3)
+    x[1, 2, 0], x[1, 4, 0] = 1.5, torch.nan
+    assert hs.validate_points(x[0], hs.PoincareBall()) is not None
+    with pytest.raises(ValueError, match=r"query\[1, 2\] is no point of PoincareBall.*outside the ball"):
+        hs.validate_points(x, hs.PoincareBall(), name="query")
+    with pytest.raises(ValueError, match=r"x\[0, 0\] is no point of Lorentz.*time coordinate"):
+        hs.validate_points(x, hs.Lorentz())
+    with pytest.raises(ValueError, match=r"x\[1, 4\].*finite"):
+        hs.validate_points(x, hs.Euclidean())
+
+
+def test_neighbours_of_deep_float32_points_are_exact():
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.nn.functional.normalize(torch.randn(400, 10, generator=generator, dtype=torch.float64), dim=-1)
+    radius = 8 + 2.9 * torch.rand(400, 1, generator=generator, dtype=torch.float64)
+    x = (direction * torch.tanh(radius / 2)).float()
+    found = hs.knn(x, x, hs.PoincareBall(), 5)
+    wanted = hs.knn(x, x, hs.PoincareBall(), 5, precision="exact")
+    assert torch.equal(found.indices, wanted.indices)

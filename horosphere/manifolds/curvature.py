@@ -136,7 +136,11 @@ class ConstantCurvature(geoopt.Manifold):
 
     @in_float64
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y, and at the antipode of a sphere, is 0."""
+        """Geodesic distance; its gradient at x = y, and at the antipode of a sphere, is 0.
+
+        So is the Hessian of ``dist(x, y) ** 2`` at x = y, where that of the squared distance is not: take
+        :meth:`dist2` for squares.
+        """
         out = _numerics.safe_sqrt(self.pair_dist2(x, y))
         return out.unsqueeze(-1) if keepdim else out
 

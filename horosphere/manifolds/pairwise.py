@@ -147,7 +147,13 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         certain = last < bounds[..., -1].to(last.dtype) * (1 - 64 * _numerics.unit_roundoff(bounds.dtype))
         at = (~certain).nonzero(as_tuple=True)
         if at[0].numel():
-            found[at] = _nearest_of_rows(at, x, y, manifold, k)
+            # most rows of a deep float32 set stay open: float64 products decide them without all exact distances
+            wider = x.dtype == torch.float32 and x.dim() == 2 and not has_batched_curvature(resolve(manifold)[0])
+            found[at] = (
+                _nearest(x[at].double(), y.double(), manifold, k, precision, "auto")
+                if wider
+                else _nearest_of_rows(at, x, y, manifold, k)
+            )
     return found
 
 

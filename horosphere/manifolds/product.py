@@ -91,7 +91,7 @@ class Product(geoopt.ProductManifold):
         return out.unsqueeze(-1) if keepdim else out
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y is 0."""
+        """Geodesic distance; its gradient at x = y is 0. For squares take :meth:`dist2`."""
         out = _numerics.safe_sqrt(self.pair_dist2(as_points(x, "x"), as_points(y, "y")))
         out = out.to(torch.promote_types(x.dtype, y.dtype))
         return out.unsqueeze(-1) if keepdim else out
