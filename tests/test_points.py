@@ -9,6 +9,7 @@ import torch
 import horosphere as hs
 from horosphere._points import as_points
 from horosphere.attention import GeodesicAttention, geodesic_attention
+from horosphere.embedding import GraphEmbedding
 from horosphere.memory import DynamicMemory
 from horosphere.models import FiberBundleConfig, FiberBundleLM, GeoResolverConfig, GeoResolverLM, HyperGate
 from horosphere.optim import RiemannianAdam
@@ -97,6 +98,11 @@ def adam_step(x, ball):
     return point.detach()
 
 
+def fitted(x, ball):
+    model = GraphEmbedding(n_epochs=2, random_state=0).fit([(0, 1), (1, 2), (0, 2)])
+    return torch.from_numpy(model.embedding_)
+
+
 CALLS = {
     "cdist": lambda x, ball: hs.cdist(x, x, ball),
     "attention": lambda x, ball: geodesic_attention(x, x, x, ball),
@@ -105,6 +111,7 @@ CALLS = {
     "mean": lambda x, ball: hs.frechet_mean(x, ball).mean,
     "midpoint": lambda x, ball: hs.midpoint(x, ball),
     "adam": adam_step,
+    "fit": fitted,
     "lists": lambda x, ball: hs.cdist(NUMBERS.tolist(), NUMBERS.tolist(), ball),
 }
 
