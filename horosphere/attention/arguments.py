@@ -107,8 +107,8 @@ def _grouped(
     if h == kv:
         return key, value, None
     if batched_curvature:  # a curvature of every query head: each needs keys of its own
-        key, value = (None if t is None else t.repeat_interleave(h // kv, -3) for t in (key, value))
-        return key, value, None
+        repeated = None if value is None else value.repeat_interleave(h // kv, -3)
+        return key.repeat_interleave(h // kv, -3), repeated, None
     return key.unsqueeze(-3), None if value is None else value.unsqueeze(-3), (kv, h // kv)
 
 

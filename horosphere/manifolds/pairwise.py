@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -133,6 +134,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
         return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
     parts_y = parts_x if y is x else chords(manifold, y)
+    assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, x.shape[:-1].numel() * m)
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
     bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=chosen)
@@ -239,6 +241,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
             raise ValueError(f"impl={impl!r} serves chords in product form; {why} works pair by pair: use impl='auto'")
         return _exact_matrix(x, y, manifold, squared)
     parts_y = parts_x if y is x else chords(manifold, y)
+    assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     compiling = torch.compiler.is_compiling()
     if transforms or compiling:
         if transforms and impl in ("tiled", "triton"):
@@ -250,7 +253,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
         chosen = dispatch.choose(impl, x.device, parts_x[0].features.dtype, entries)
     resolved = precision == "auto" and not compiling and not _without_data(x)
     out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=chosen)
-    if not resolved or not picked.numel():
+    if not resolved or picked is None or not picked.numel():
         return out
     if not _needs_grad(x, y, manifold):  # identical points are 0 apart, but d^2 has second derivatives there
         same = _identical(picked, x, y) & _proper(parts_x).flatten()[picked // y.shape[-2]]
@@ -273,13 +276,13 @@ def _identical(picked: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _proper(parts) -> Tensor:
     """(..., N) whether the chord knows the point: outside of a ball and at infinity there are no distances."""
-    good = None
+    found = []
     for part in parts:
         here = part.features.isfinite().all(-1)
         if part.weight is not None:
             here = here & (part.weight > 0) & part.weight.isfinite()
-        good = here if good is None else good & here
-    return good
+        found.append(here)
+    return functools.reduce(torch.logical_and, found)
 
 
 def _without_data(x: Tensor) -> bool:
