@@ -201,9 +201,10 @@ def test_the_first_row_that_is_no_point_is_named():
 
 def test_neighbours_of_deep_float32_points_are_exact():
     generator = torch.Generator().manual_seed(0)
-    direction = torch.nn.functional.normalize(torch.randn(400, 10, generator=generator, dtype=torch.float64), dim=-1)
-    radius = 8 + 2.9 * torch.rand(400, 1, generator=generator, dtype=torch.float64)
-    x = (direction * torch.tanh(radius / 2)).float()
-    found = hs.knn(x, x, hs.PoincareBall(), 5)
-    wanted = hs.knn(x, x, hs.PoincareBall(), 5, precision="exact")
+    centres = torch.randn(4, 10, generator=generator, dtype=torch.float64).repeat_interleave(500, 0)
+    near = centres + 1e-4 * torch.randn(2000, 10, generator=generator, dtype=torch.float64)
+    radius = 8 + 2.9 * torch.rand(2000, 1, generator=generator, dtype=torch.float64)
+    x = (torch.nn.functional.normalize(near, dim=-1) * torch.tanh(radius / 2)).float()
+    found = hs.knn(x[:40], x, hs.PoincareBall(), 5)
+    wanted = hs.knn(x[:40], x, hs.PoincareBall(), 5, precision="exact")
     assert torch.equal(found.indices, wanted.indices)
