@@ -28,6 +28,7 @@ from horosphere.manifolds import (
     knn,
     metric_sqdist,
     midpoint,
+    validate_points,
 )
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "optim",
     "routing",
     "testing",
+    "validate_points",
 ]
 
 

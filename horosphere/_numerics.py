@@ -140,6 +140,10 @@ CLIP_SUMMAND = 1e-6
 RIM_GAP = 0.03
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
 MIN_ABS_KAPPA = 1e-8
+# Largest |kappa|: radius 1e-8, whose fourth power float32 still holds.
+MAX_ABS_KAPPA = 1e16
+# Largest power of an attention weight: its product with a logarithm of a float32 stays finite.
+MAX_POWER = 1e30
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -184,13 +188,13 @@ def _arcosh1p(t: Tensor) -> Tensor:
     return torch.log1p(t + torch.sqrt(t) * torch.sqrt(t + 2))
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Inside vmap, grad and the other transforms of torch.func, which forbid to look at values."""
     return torch._C._are_functorch_transforms_active()
 
 
 def _differentiated(*values: float | Tensor) -> bool:
-    if _transformed():
+    if transformed():
         return True
     return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
@@ -320,7 +324,7 @@ _WIDE = 2**16
 
 def narrow(x: Tensor) -> bool:
     """Whether points are of a narrower type than float64 and no tracer watches: then :func:`wide_rows` serves."""
-    return x.dtype != torch.float64 and not torch.compiler.is_compiling() and not _transformed()
+    return x.dtype != torch.float64 and not torch.compiler.is_compiling() and not transformed()
 
 
 def wide_rows(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -367,7 +371,7 @@ def one_plus_kappa_norm2(x: Tensor, kappa: float | Tensor, sign: int | None = No
         value, rough = x.detach(), plain.detach()
         k = kappa.detach() if isinstance(kappa, Tensor) else torch.full_like(rough, kappa)
         k = k.expand(rough.shape)
-        if rough.device.type != "cpu" or torch.compiler.is_compiling() or _transformed():
+        if rough.device.type != "cpu" or torch.compiler.is_compiling() or transformed():
             correction = _exact_gap(value.to(torch.float64), k) - rough
         else:  # most points are far from the rim, where the plain formula is as good
             near = (rough < below).squeeze(-1)

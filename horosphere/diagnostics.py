@@ -80,7 +80,7 @@ def retrieval_margin(key: Tensor, manifold: geoopt.Manifold, eps: float | Tensor
     """
     if key.dim() < 2 or key.shape[-2] < 2:
         raise ValueError(f"key must hold at least two points, shape (..., M, D); got {tuple(key.shape)}")
-    if not bool((torch.as_tensor(eps) > 0).all()):
+    if not bool((torch.as_tensor(eps, device="cpu") > 0).all()):
         raise ValueError(f"eps must be positive, got {eps}")
     nearest = knn(key, key, manifold, k=2).distances[..., 1]
     return eps * (key.shape[-2] - 1) / nearest**2

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.kernels.attention_ops import WEIGHTS
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds.pairwise import PRECISIONS
 
 
@@ -84,6 +85,8 @@ def check_points(query: Tensor, key: Tensor, value: Tensor | None = None) -> tup
             raise ValueError(f"{name} must hold a sequence of vectors, shape (..., length, D); got {tuple(t.shape)}")
         if t.device != query.device:
             raise ValueError(f"query is on {query.device} and {name} on {t.device}; move them to one device")
+    if not query.shape[-1]:
+        raise ValueError(f"query must hold points of at least one number, got shape {tuple(query.shape)}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"query and key must hold points of one size, got shapes {tuple(query.shape)} and {tuple(key.shape)}"
@@ -104,8 +107,8 @@ def _grouped(
     if h == kv:
         return key, value, None
     if batched_curvature:  # a curvature of every query head: each needs keys of its own
-        key, value = (None if t is None else t.repeat_interleave(h // kv, -3) for t in (key, value))
-        return key, value, None
+        repeated = None if value is None else value.repeat_interleave(h // kv, -3)
+        return key.repeat_interleave(h // kv, -3), repeated, None
     return key.unsqueeze(-3), None if value is None else value.unsqueeze(-3), (kv, h // kv)
 
 
@@ -164,6 +167,8 @@ def _scalar(number, name: str, heads: tuple[int, int] | None, batch: torch.Size)
     if not isinstance(number, Tensor):
         if not isinstance(number, (int, float)) or not (number > 0 and math.isfinite(number)):
             raise ValueError(f"{name} must be a positive finite number or a tensor () or (heads,), got {number!r}")
+        if name == "power" and number > _numerics.MAX_POWER:
+            raise ValueError(f"power must be at most {_numerics.MAX_POWER:g}, got {number!r}")
         return float(number)
     if not number.dtype.is_floating_point:
         raise TypeError(f"{name} must be a number or a floating point tensor, got {number.dtype}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord, chords
 
@@ -21,7 +22,7 @@ def block_chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | No
     the backward pass makes a block's again.
     """
     plain = x.numel() <= LARGE or x.dtype == torch.float64 or torch.compiler.is_compiling()
-    if plain or torch._C._are_functorch_transforms_active():
+    if plain or _numerics.transformed():
         return chords(manifold, x)
     with torch.no_grad():
         form = chords(manifold, x[..., :1, :])

@@ -169,7 +169,7 @@ class _Keys(NamedTuple):
 
 def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -> Tensor:
     n, batch = query.shape[-2], query.shape[:-2].numel()
-    transforms = torch._C._are_functorch_transforms_active()
+    transforms = _numerics.transformed()
     plain = transforms or torch.compiler.is_compiling() or batch * n * pattern.columns < FEW_PAIRS
     parts = None if plain else chords(manifold, key)
     again = torch.is_grad_enabled() and not transforms

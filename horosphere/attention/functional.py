@@ -177,6 +177,7 @@ def _attend(
             numbers=args.query.shape[-1],
         )
     parts_y = parts_x if args.key is args.query else block_chords(manifold, args.key)
+    assert parts_y is not None  # as the queries: what a manifold offers does not depend on the points
     return attention_ops.attention(
         parts_x,
         parts_y,

@@ -66,7 +66,7 @@ def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
     """d^2 (..., N, M) from chords; where the product form does not resolve ``d^2 + eps``, from differences."""
     if xs is None:
         return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or _numerics.transformed():
         # pairs cannot be looked at one by one there, and differences of all of them are N M D numbers
         return reference.squared_distances(xs, ys, eps, False)
     total = bound = None

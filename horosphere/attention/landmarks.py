@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.attention.inverse import (
     check_same_length,
     checked_key_mask,
@@ -28,7 +29,6 @@ from horosphere.attention.inverse import (
     with_ones,
 )
 from horosphere.attention.nystrom import choose_landmarks
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.parameter import ManifoldParameter
 
@@ -209,7 +209,7 @@ def _blocks(mask: Tensor | None, *tokens: Tensor):
 
 def _work_again(query: Tensor, anchors: Tensor) -> bool:
     # the transforms of torch.func do not go through checkpoint's hooks
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    if not torch.is_grad_enabled() or _numerics.transformed():
         return False
     return query.shape[:-1].numel() * anchors.shape[-2] > KEPT_WEIGHTS
 

@@ -142,10 +142,14 @@ class GeodesicAttention(nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **made)))
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
-        log_eps = torch.as_tensor(eps, device=device).detach().to(dtype or torch.get_default_dtype())
+        log_eps = (
+            torch.as_tensor(eps, device=eps.device if isinstance(eps, Tensor) else "cpu")
+            .detach()
+            .to(dtype or torch.get_default_dtype())
+        )
         if log_eps.shape not in ((), (num_heads,)) or not bool((log_eps > 0).all()):
             raise ValueError(f"eps must be positive, one number or one for each of the {num_heads} heads, got {eps}")
-        log_eps = log_eps.log().expand(num_heads).clone()
+        log_eps = log_eps.log().expand(num_heads).clone().to(self.out_proj.weight.device)
         if learn_eps and weight != "dot":  # a parameter that gets no gradient would stall data parallelism
             self.log_eps = BoundedParameter(log_eps)
         else:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from horosphere._points import as_points
 from horosphere.attention.inverse import by_head, checked_key_mask, checked_tokens, safe_divide, with_ones
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.pairwise import cdist
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.manifolds import Euclidean, Lorentz, Product, Scaled, Sphere, Stereographic
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 
@@ -21,6 +21,7 @@ def stored_size(manifold: geoopt.Manifold, n: int) -> int:
 
     Raises ValueError where the points are no vectors, or a product takes another count than n.
     """
+    resolve(manifold)  # TypeError for what is no manifold
     if manifold.ndim != 1:
         raise ValueError(f"attention takes points that are vectors (ndim 1), {manifold} has ndim {manifold.ndim}")
     known = _unscaled(manifold)

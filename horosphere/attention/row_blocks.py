@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from horosphere import _numerics
 from horosphere.attention.arguments import Arguments
 from horosphere.kernels import dispatch
 from horosphere.kernels.attention_ops import as_scalar
@@ -59,7 +60,7 @@ def attend(
     if n <= size:
         return block(0, n)
     blocks = [(i, min(i + size, n)) for i in range(0, n, size)]
-    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+    if torch.is_grad_enabled() and not _numerics.transformed():
         found = [checkpoint(block, *b, use_reentrant=False) for b in blocks]
     else:
         found = [block(*b) for b in blocks]

@@ -138,7 +138,7 @@ def summary_step(
     query, key, value = (t.to(_numerics.fast_dtype(t.dtype)) for t in (query, key, value))
     slots, n = state.counts.shape[-1], key.shape[-2]
     # the transforms of torch.func do not go through checkpoint's hooks
-    again = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+    again = torch.is_grad_enabled() and not _numerics.transformed()
     again = again and query.shape[:-1].numel() * (slots + chunk) > KEPT_WEIGHTS
     together = max(1, GROUP_WEIGHTS // max(1, query.shape[:-2].numel() * chunk * max(slots, chunk)))
     first = min(n, chunk - state.seen % chunk)

@@ -131,5 +131,7 @@ def _bent(part, points: Tensor | None, kappa: float):
     other = type(part)(kappa)
     if points is None:
         return other, None
-    tangent = part.logmap(part.origin(*points.shape, dtype=points.dtype), points)
-    return other, other.projx(other.expmap(other.origin(*points.shape, dtype=points.dtype), tangent))
+    tangent = part.logmap(part.origin(*points.shape, dtype=points.dtype, device=points.device), points)
+    return other, other.projx(
+        other.expmap(other.origin(*points.shape, dtype=points.dtype, device=points.device), tangent)
+    )

@@ -50,7 +50,7 @@ def first_points(
         if mean is None:
             return near_origin(manifold, len(graph.nodes), dimension, rng)
         return start_at_mean(manifold, len(graph.nodes), dimension, mean, rng)
-    points = torch.as_tensor(np.asarray(init, dtype=np.float64))
+    points = torch.as_tensor(np.asarray(init, dtype=np.float64), device="cpu")
     shape = (len(graph.nodes), ambient_dim(manifold, dimension))
     if tuple(points.shape) != shape:
         raise ValueError(f"init must have the shape (n_nodes, stored numbers) = {shape}, got {tuple(points.shape)}")

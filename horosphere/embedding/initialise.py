@@ -21,7 +21,7 @@ def near_origin(manifold, n_points: int, n_components: int, rng: np.random.Gener
         (n_points, ambient_dim) float64.
     """
     size = (n_points, ambient_dim(manifold, n_components))
-    origin = torch.as_tensor(manifold.origin(*size, dtype=torch.float64))
+    origin = manifold.origin(*size, dtype=torch.float64, device="cpu")
     noise = torch.from_numpy(rng.uniform(-_SPREAD, _SPREAD, size))
     return manifold.projx(manifold.expmap(origin, manifold.proju(origin, noise)))
 

@@ -149,7 +149,7 @@ def start_at_mean(manifold: Any, n_points: int, n_components: int, mean: float, 
         (n_points, ambient_dim) float64.
     """
     size = (n_points, ambient_dim(manifold, n_components))
-    origin = torch.as_tensor(manifold.origin(*size, dtype=torch.float64))
+    origin = manifold.origin(*size, dtype=torch.float64, device="cpu")
     tangent = manifold.proju(origin, torch.from_numpy(rng.standard_normal(size)))
     pairs = torch.from_numpy(rng.integers(0, n_points, (2, 1000)))
 

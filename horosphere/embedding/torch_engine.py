@@ -110,7 +110,7 @@ class TorchEngine:
         if not self._schedule.settled:
             with torch.no_grad():
                 self._table.copy_(drawn_in(self._table.detach(), self._table.manifold))
-        self._move_out(torch.arange(self._n_fixed, len(self._table)))
+        self._move_out(torch.arange(self._n_fixed, len(self._table), device="cpu"))
 
     def _move_out(self, rows: torch.Tensor) -> None:
         """Apexes of cones keep away from the origin."""

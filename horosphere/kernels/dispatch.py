@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from horosphere import _numerics
 from horosphere.kernels.numba.libtorch import libtorch
 
 FORMS = ("reference", "tiled", "numba", "triton")
@@ -85,7 +86,7 @@ def check_name(impl: str) -> None:
 
 def tracing() -> str | None:
     """ "torch.compile" or "torch.func" inside of one, where numbers of tensors may not be looked at."""
-    if torch._C._are_functorch_transforms_active():
+    if _numerics.transformed():
         return "torch.func"
     return "torch.compile" if torch.compiler.is_compiling() else None
 

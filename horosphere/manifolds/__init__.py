@@ -25,6 +25,7 @@ from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.sphere_maps import DirectionMap, HemisphereMap, LearnedMap
 from horosphere.manifolds.stereographic import Stereographic
 from horosphere.manifolds.token_metric import TokenMetric
+from horosphere.manifolds.validate import validate_points
 
 __all__ = [
     "BoundedParameter",
@@ -62,6 +63,7 @@ __all__ = [
     "metric_sqdist",
     "midpoint",
     "register_equivalent",
+    "validate_points",
 ]
 
 for _manifold in (Euclidean, Lorentz, PoincareBall, Product, Scaled, Sphere, Stereographic):

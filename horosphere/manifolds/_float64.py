@@ -10,24 +10,9 @@ import functools
 import inspect
 
 import torch
-from torch import Tensor
 
 from horosphere import _numerics
-
-
-def as_points(value, name: str) -> Tensor:
-    """value as a floating tensor: arrays and lists are converted; anything else is a TypeError naming the argument."""
-    if isinstance(value, Tensor):
-        if not value.dtype.is_floating_point:
-            raise TypeError(
-                f"{name} must be a floating point tensor, got {value.dtype}; convert it with .to(torch.float32)"
-            )
-        return value
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or convertible to one, got {type(value).__name__}") from error
-    return tensor if tensor.dtype.is_floating_point else tensor.to(torch.get_default_dtype())
+from horosphere._points import as_points
 
 
 def in_float64(method):

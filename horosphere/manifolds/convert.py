@@ -29,7 +29,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._numerics import one_plus_kappa_norm2
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.curvature import ConstantCurvature
@@ -214,7 +214,10 @@ def _family(manifold: geoopt.Manifold) -> type:
 
 
 def _check_equal(what: str, a, b, source: geoopt.Manifold, target: geoopt.Manifold) -> None:
-    one, other = (torch.as_tensor(v).detach().to(torch.float64) for v in (a, b))
+    one, other = (
+        v.detach().to(torch.float64) if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64, device="cpu")
+        for v in (a, b)
+    )
     if one.shape != other.shape or not bool((one == other.to(one.device)).all()):
         raise ValueError(f"an isometry keeps the curvature: the {what} of {source} and {target} differ")
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere._points import as_points
+from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 
@@ -75,14 +76,18 @@ class ConstantCurvature(geoopt.Manifold):
             self._number = float(kappa)
 
     def _check_kappa(self, kappa: float | Tensor) -> None:
+        if isinstance(kappa, Tensor) and kappa.is_meta:  # a module built on meta gets its numbers later
+            return
         if isinstance(kappa, Tensor):
-            finite = bool(kappa.detach().isfinite().all())
+            finite = bool((kappa.detach().abs() <= _numerics.MAX_ABS_KAPPA).all())
             allowed = self._sign is None or bool((kappa.detach() * self._sign > 0).all())
         else:  # numbers are checked without tensors, so that torch.compile can trace a constructor
-            finite = math.isfinite(kappa)
+            finite = abs(kappa) <= _numerics.MAX_ABS_KAPPA
             allowed = self._sign is None or kappa * self._sign > 0
         if not finite:
-            raise ValueError(f"{type(self).__name__}: kappa must be finite, got {kappa}")
+            raise ValueError(
+                f"{type(self).__name__}: kappa must be finite, at most {_numerics.MAX_ABS_KAPPA:g} in size, got {kappa}"
+            )
         if not allowed:
             word, hint = ("negative", "-1.0") if self._sign < 0 else ("positive", "1.0")
             raise ValueError(
@@ -131,7 +136,11 @@ class ConstantCurvature(geoopt.Manifold):
 
     @in_float64
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y, and at the antipode of a sphere, is 0."""
+        """Geodesic distance; its gradient at x = y, and at the antipode of a sphere, is 0.
+
+        So is the Hessian of ``dist(x, y) ** 2`` at x = y, where that of the squared distance is not: take
+        :meth:`dist2` for squares.
+        """
         out = _numerics.safe_sqrt(self.pair_dist2(x, y))
         return out.unsqueeze(-1) if keepdim else out
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord
 
@@ -48,7 +48,7 @@ class Euclidean(geoopt.Euclidean):
         return super().dist2(as_points(x, "x"), as_points(y, "y"), keepdim=keepdim)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance; its gradient at x = y is 0."""
+        """Distance; its gradient at x = y is 0. For squares take :meth:`dist2`, whose Hessian is right there."""
         if not self.ndim:
             return (as_points(x, "x") - as_points(y, "y")).abs()
         if self.ndim > 1:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord
 from horosphere.manifolds.parameter import allow_loading

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._numerics import safe_sqrt, sin_cos
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.curvature import ConstantCurvature

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere._points import as_points
 from horosphere.kernels import metric_ops
 from horosphere.kernels.low_rank.fibres import ENDS, Fibres
 from horosphere.kernels.ops import without_autocast
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds.pairwise import PRECISIONS
 from horosphere.manifolds.token_metric import TokenMetric
 
@@ -74,7 +74,7 @@ def fibres(
     if end not in ENDS:
         raise ValueError(f"end must be one of {ENDS}, got {end!r}")
     points = {name: as_points(t, name) for name, t in zip(names, (q, k), strict=True)}
-    sides = []
+    sides: list[Tensor | None] = []
     for (name, t), metric, used in zip(points.items(), (g_q, g_k), (end != "key", end != "query"), strict=True):
         if t.dim() < 2:
             raise ValueError(f"{name} must hold points as rows, shape (..., length, D); got {tuple(t.shape)}")
@@ -96,9 +96,11 @@ def fibres(
         raise ValueError(
             f"{names[0]} and {names[1]} must have points of one size, got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    for t in (b, *sides):
-        if t is not None and t.device != a.device:
-            raise ValueError(f"{names[0]} is on {a.device} and another argument on {t.device}; move them to one device")
+    for other in (b, *sides):
+        if other is not None and other.device != a.device:
+            raise ValueError(
+                f"{names[0]} is on {a.device} and another argument on {other.device}; move them to one device"
+            )
     f = Fibres(a, b, *sides)
     try:
         f.batch  # noqa: B018 - asked for its error

@@ -23,7 +23,7 @@ def pair_dist2(manifold: geoopt.Manifold, x: Tensor, y: Tensor) -> Tensor:
     if has_chord:
         wide = _numerics.compute_dtype(x.dtype)
         parts_x, parts_y = chords(resolved, x.to(wide)), chords(resolved, y.to(wide))
-        if parts_x is not None:
+        if parts_x is not None and parts_y is not None:
             terms = [
                 arc2_of(
                     difference_chord2(a, b),

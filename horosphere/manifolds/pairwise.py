@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.kernels import dispatch, ops
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
 from horosphere.manifolds.curvature import check_kappa_shape
@@ -22,6 +23,8 @@ PRECISIONS = ("auto", "exact", "fast")
 BLOCK_NUMBERS = 2**20
 # Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
 BLOCK_PAIRS = 2**16
+# Rows of a square matrix mirrored at a time.
+SIDE = 256
 # Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
 SPARE = 4
 
@@ -62,8 +65,9 @@ def cdist(
 
     Returns:
         (..., N, M) in the points' type; half precision is worked in float32, and autocast changes nothing. Identical
-        points are at distance 0 (not in "fast"). Gradients flow to x, y and a learnable curvature, twice if wanted;
-        the backward pass recomputes the matrix in tiles or blocks, so memory stays that of the matrix.
+        points are at distance 0 (not in "fast"), and ``cdist(x, x)`` is exactly symmetric. Gradients flow to x, y and
+        a learnable curvature, twice if wanted; the backward pass recomputes the matrix in tiles or blocks, so memory
+        stays that of the matrix.
 
     Raises:
         ValueError: shapes that do not fit, an unknown precision or impl, or an impl that cannot serve the call.
@@ -75,7 +79,8 @@ def cdist(
     x, y = _checked(x, y, precision)
     dispatch.check_name(impl)
     with ops.without_autocast(x.device):
-        return _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
+        out = _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
+        return _symmetric(out) if same else out
 
 
 def knn(
@@ -129,6 +134,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
         return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
     parts_y = parts_x if y is x else chords(manifold, y)
+    assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
     bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=impl)
     if candidates == k:
@@ -142,7 +148,13 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         certain = last < bounds[..., -1].to(last.dtype) * (1 - 64 * _numerics.unit_roundoff(bounds.dtype))
         at = (~certain).nonzero(as_tuple=True)
         if at[0].numel():
-            found[at] = _nearest_of_rows(at, x, y, manifold, k)
+            # most rows of a deep float32 set stay open: float64 products decide them without all exact distances
+            wider = x.dtype == torch.float32 and x.dim() == 2 and not has_batched_curvature(resolve(manifold)[0])
+            found[at] = (
+                _nearest(x[at].double(), y.double(), manifold, k, precision, "auto")
+                if wider
+                else _nearest_of_rows(at, x, y, manifold, k)
+            )
     return found
 
 
@@ -160,10 +172,35 @@ def _nearest_of_rows(at: tuple[Tensor, ...], x: Tensor, y: Tensor, manifold: geo
 
 def _distances_to(x: Tensor, y: Tensor, indices: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """Exact squared distances (..., N, K) of every x to the y at indices (..., N, K)."""
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+    if _numerics.transformed() or torch.compiler.is_compiling():
         return pairs_of_rows(x, _rows_of(y, indices), manifold)
     rows = torch.arange(x.shape[:-1].numel(), device=x.device).view(*x.shape[:-1], 1)
     return _picked_pairs((rows * y.shape[-2] + indices).flatten(), x, y, manifold).view(indices.shape)
+
+
+class _Mirror(torch.autograd.Function):
+    """The upper triangle copied onto the lower one, in place; the gradient of each pair goes to the upper one."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor) -> Tensor:
+        ctx.mark_dirty(matrix)
+        for i in range(0, matrix.shape[-1], SIDE):
+            rows = slice(i, i + SIDE)
+            matrix[..., i + SIDE :, rows] = matrix[..., rows, i + SIDE :].mT
+            corner = matrix[..., rows, rows]
+            corner.copy_(corner.triu() + corner.triu(1).mT)
+        return matrix
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad.triu() + grad.tril(-1).mT
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    """The distances of one set with itself, the two roundings of each pair made one."""
+    if _numerics.transformed() or torch.compiler.is_compiling():
+        return (matrix + matrix.mT) / 2  # of two equal numbers to a rounding
+    return _Mirror.apply(matrix)
 
 
 def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
@@ -175,6 +212,8 @@ def _checked(x, y, precision: str) -> tuple[Tensor, Tensor]:
             raise ValueError(f"{name} must hold points as rows, shape (..., N, D); got shape {tuple(t.shape)}")
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"x and y must have points of one size, got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+    if not x.shape[-1]:
+        raise ValueError(f"x and y must hold points of at least one number, got shape {tuple(x.shape)}")
     if x.device != y.device:
         raise ValueError(f"x is on {x.device} and y on {y.device}; move them to one device")
     try:
@@ -192,9 +231,10 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
         _choose_pairs("sqdist", x, y, precision, impl)
         return _exact_matrix(x, y, manifold, squared)
     parts_y = parts_x if y is x else chords(manifold, y)
+    assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     resolved = precision == "auto" and not torch.compiler.is_compiling() and not _without_data(x)
     out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=impl)
-    if not resolved or not picked.numel():
+    if not resolved or picked is None or not picked.numel():
         return out
     if not _needs_grad(x, y, manifold):  # identical points are 0 apart, but d^2 has second derivatives there
         same = _identical(picked, x, y) & _proper(parts_x).flatten()[picked // y.shape[-2]]
@@ -217,13 +257,13 @@ def _identical(picked: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _proper(parts) -> Tensor:
     """(..., N) whether the chord knows the point: outside of a ball and at infinity there are no distances."""
-    good = None
+    found = []
     for part in parts:
         here = part.features.isfinite().all(-1)
         if part.weight is not None:
             here = here & (part.weight > 0) & part.weight.isfinite()
-        good = here if good is None else good & here
-    return good
+        found.append(here)
+    return functools.reduce(torch.logical_and, found)
 
 
 def _without_data(x: Tensor) -> bool:
@@ -280,7 +320,7 @@ def _exact_matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool
         for i, block in zip(range(0, n, rows), blocks, strict=True):
             out[..., i : i + rows, :] = finished(block)
         return out
-    if torch._C._are_functorch_transforms_active():  # they do not go through checkpoint's hooks
+    if _numerics.transformed():  # they do not go through checkpoint's hooks
         return torch.cat([finished(b) for b in blocks], -2)
     return torch.cat([checkpoint(finished, b, use_reentrant=False) for b in blocks], -2)
 
@@ -289,7 +329,7 @@ def _needs_grad(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> bool:
     if not torch.is_grad_enabled():
         return False
     tensors = (x, y, *manifold.parameters(), *manifold.buffers())
-    return any(t.requires_grad for t in tensors) or torch._C._are_functorch_transforms_active()
+    return any(t.requires_grad for t in tensors) or _numerics.transformed()
 
 
 def _every_pair(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:

@@ -39,7 +39,7 @@ def _as_data(data: Any) -> Tensor:
         tensor = data.detach()
     else:
         try:
-            tensor = torch.as_tensor(data)
+            tensor = torch.as_tensor(data, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"data must be a tensor, a NumPy array or nested lists of numbers; got {type(data).__name__}: {error}"

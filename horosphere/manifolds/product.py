@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chords
@@ -91,7 +91,7 @@ class Product(geoopt.ProductManifold):
         return out.unsqueeze(-1) if keepdim else out
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Geodesic distance; its gradient at x = y is 0."""
+        """Geodesic distance; its gradient at x = y is 0. For squares take :meth:`dist2`."""
         out = _numerics.safe_sqrt(self.pair_dist2(as_points(x, "x"), as_points(y, "y")))
         out = out.to(torch.promote_types(x.dtype, y.dtype))
         return out.unsqueeze(-1) if keepdim else out
@@ -181,7 +181,9 @@ class Scaled(geoopt.Manifold):
 
     def __init__(self, manifold: geoopt.Manifold, scale: float | Tensor = 1.0, learnable: bool = False):
         super().__init__()
-        value = scale.detach() if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64)
+        value = (
+            scale.detach() if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64, device="cpu")
+        )
         if value.dim() or not (value > 0 and value.isfinite()):
             raise ValueError(f"scale must be one positive finite number, got {scale}")
         self.base = manifold

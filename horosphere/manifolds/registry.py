@@ -113,7 +113,9 @@ def manifold_from_config(config: dict) -> geoopt.Manifold:
     if kind == "Euclidean":
         return Euclidean(config.get("ndim", 1))
     if kind == "LowRankMetric":
-        return LowRankMetric(*(torch.tensor(config[name], dtype=torch.float64) for name in ("scale", "factor")))
+        return LowRankMetric(
+            *(torch.tensor(config[name], dtype=torch.float64, device="cpu") for name in ("scale", "factor"))
+        )
     if kind not in kinds:
         raise ValueError(
             f"not the configuration of a manifold: {config!r}; "
@@ -121,7 +123,8 @@ def manifold_from_config(config: dict) -> geoopt.Manifold:
         )
     kappa = config["kappa"]
     return kinds[kind](
-        torch.tensor(kappa, dtype=torch.float64) if isinstance(kappa, list) else kappa, config["learnable"]
+        _float64(kappa) if isinstance(kappa, list) else kappa,
+        config["learnable"],
     )
 
 
@@ -154,3 +157,7 @@ register_equivalent(geoopt.SphereProjection, lambda m: Stereographic(_live(m.k))
 register_equivalent(geoopt.Lorentz, lambda m: Lorentz(curvature.kappa_from_lorentz_k(_live(m.k))))
 register_equivalent(geoopt.ProductManifold, _product)
 register_equivalent(geoopt.Scaled, _scaled)
+
+
+def _float64(numbers: list) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere._points import as_points
+from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.sphere import Sphere
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._numerics import arc2, arc_factor, one_plus_kappa_norm2, safe_sqrt, sin_cos, tanh_ratio
-from horosphere.manifolds._float64 import as_points, in_float64
+from horosphere._points import as_points
+from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds.chord import Chord
 from horosphere.manifolds.curvature import ConstantCurvature
 

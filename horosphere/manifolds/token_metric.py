@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from horosphere._points import as_points
 from horosphere.kernels.low_rank import operators as low_rank_ops
 from horosphere.kernels.low_rank.algebra import Spectrum
-from horosphere.manifolds._float64 import as_points
 
 
 class TokenMetric:

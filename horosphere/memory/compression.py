@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere._points import as_points
 from horosphere.manifolds import PoincareBall
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.memory.codebook import normal_codebook
 from horosphere.memory.packed import Packed

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from horosphere._points import as_points
 from horosphere.attention.functional import geodesic_attention
 from horosphere.attention.summaries import move_centroids
 from horosphere.manifolds import PoincareBall
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.pairwise import cdist
 from horosphere.memory.eviction import POLICIES, make_room

@@ -18,7 +18,7 @@ class BitLayout:
     """
 
     def __init__(self, widths: Sequence[int]):
-        bits = torch.tensor(widths, dtype=torch.int64)
+        bits = torch.tensor(widths, dtype=torch.int64, device="cpu")
         starts = bits.cumsum(0) - bits
         self.nbytes = (int(bits.sum()) + 7) // 8
         self.shifts = (starts % 8).to(torch.int32)

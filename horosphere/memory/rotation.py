@@ -27,7 +27,7 @@ class SignedHadamard:
     def __init__(self, dim: int, seed: int = 0):
         self.dim = dim
         generator = torch.Generator().manual_seed(seed)
-        self.signs = torch.randint(0, 2, (dim,), generator=generator).mul_(2).sub_(1).to(torch.float32)
+        self.signs = torch.randint(0, 2, (dim,), generator=generator, device="cpu").mul_(2).sub_(1).to(torch.float32)
         self.sizes = [1 << k for k in range(dim.bit_length() - 1, -1, -1) if dim >> k & 1]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         # A squared length; rounding on an indefinite ambient form may leave it just below 0.
         square = manifold.component_inner(point, grad).clamp(min=0)
         if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(p.detach())
             state["exp_avg_sq"] = zeros_for(p, rows, square)
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
@@ -135,7 +135,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         for p in params:
             state = self.state[p]
             if not state:
-                state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 for name in names[1:]:
                     state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         columns = {name: [self.state[p][name] for p in params] for name in names}

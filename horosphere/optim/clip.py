@@ -41,7 +41,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         else:
             values.append(p.grad)
     if not values:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device="cpu")
     norm = torch.nn.utils.get_total_norm(values)
     factor = (max_norm / (norm + _numerics.CLIP_SUMMAND)).clamp(max=1.0)
     for value in values:

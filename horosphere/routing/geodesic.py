@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from horosphere._points import as_points
 from horosphere.attention.functional import attention_weights
 from horosphere.manifolds import ManifoldParameter, Sphere
-from horosphere.manifolds._float64 import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.routing.certificate import Spread, certificate, enough_prototypes, rounding_slack

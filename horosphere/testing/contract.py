@@ -19,6 +19,12 @@ _each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 _POINTS = 12
 
 
+def _normal(shape: torch.Size, seed: int) -> Tensor:
+    """The same float64 normal numbers for one seed, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
 class ManifoldContract:
     """Inherit, say how the manifold is made, and pytest runs every law on it in float32 and float64.
 
@@ -61,7 +67,7 @@ class ManifoldContract:
     def sample(self, n: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         """n points (n, size) to test at, by default ``manifold.random``; take all randomness from ``generator``."""
         manifold = self.make_manifold()
-        seed = int(torch.randint(2**31, (), generator=generator))
+        seed = int(torch.randint(2**31, (), generator=generator, device="cpu"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return _required(manifold.random, n, self._size(manifold), dtype=dtype).as_subclass(Tensor)
@@ -78,7 +84,9 @@ class ManifoldContract:
 
     def _tangent(self, manifold, x: Tensor, seed: int = 0, length: float | None = None) -> Tensor:
         """A random tangent vector at each x, of the given Riemannian length."""
-        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(x.dtype)
+        noise = torch.randn(
+            x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+        ).to(x.dtype)
         with torch.no_grad():
             u = manifold.proju(x, noise)
             return u if length is None else manifold.proju(x, u * (length / manifold.norm(x, u, keepdim=True)))
@@ -87,7 +95,7 @@ class ManifoldContract:
         return self.tolerances[law][0 if dtype == torch.float32 else 1]
 
     def _assert_small(self, law: str, error: Tensor, size: Tensor | float = 0.0):
-        share = (error / (1 + torch.as_tensor(size).abs())).detach()
+        share = (error / (1 + torch.as_tensor(size, device=error.device).abs())).detach()
         limit = self._tolerance(law, error.dtype)
         assert bool(share.isfinite().all()) and float(share.max()) <= limit, (
             f"error {float(share.max()):.3g} at point {int(share.argmax())}, tolerance {limit:.1g} ({law})"
@@ -192,7 +200,9 @@ class ManifoldContract:
     @_each_dtype
     def test_projection_of_points(self, dtype):
         manifold, x = self._points(dtype, 1)
-        noise = 3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+        noise = 3 * torch.randn(
+            x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu"
+        ).to(dtype)
         once = manifold.projx(noise)
         assert once.dtype == dtype
         _assert_on(manifold, once)
@@ -231,7 +241,7 @@ class ManifoldContract:
     @_each_dtype
     def test_riemannian_gradient_represents_the_differential(self, dtype):
         manifold, x = self._points(dtype, 1)
-        egrad = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+        egrad = _normal(x.shape, 3).to(dtype)
         v = self._tangent(manifold, x, 4)
         gradient = manifold.egrad2rgrad(x, egrad)
         size = manifold.norm(x, gradient) * manifold.norm(x, v)

@@ -199,7 +199,7 @@ def test_a_manifold_with_dist_alone_is_served_in_row_blocks(rows, monkeypatch):
     "change, error, match",
     (
         ({"query": torch.ones(4)}, ValueError, "query must hold a sequence"),
-        ({"query": torch.ones(2, 5, 3, dtype=torch.int64)}, TypeError, "query must be a floating point tensor"),
+        ({"query": torch.ones(2, 5, 3, dtype=torch.bool)}, TypeError, "query must hold real numbers"),
         ({"key": torch.ones(2, 6, 4)}, ValueError, "points of one size"),
         ({"value": torch.ones(2, 5, 3)}, ValueError, "every key needs a value"),
         ({"key": torch.ones(3, 6, 3)}, ValueError, "batch dimensions do not broadcast"),

@@ -60,6 +60,13 @@ def test_kernels_compile_ahead_of_time(target, tmp_path, monkeypatch):
         assert usage.spills <= 256, f"{variant.name} spills {usage.spills}"
 
 
+def test_variants_have_names_of_their_own():
+    from horosphere.kernels.triton import ahead
+
+    names = [v.name for v in ahead.every_variant()]
+    assert len(names) == len(set(names)) == 100
+
+
 def test_lengths_of_one_compile(tmp_path, monkeypatch):
     """A whole number that is 1 reaches a kernel as a constant: one query against the keys of a cache, a rank of 1."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -100,5 +100,5 @@ def test_bad_arguments_are_named():
         HemisphereMap(hs.Sphere())
     with pytest.raises(ValueError, match="out_features >= 2"):
         LearnedMap(3, 1)
-    with pytest.raises(TypeError, match="floating point"):
-        DirectionMap()(torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match="real numbers"):
+        DirectionMap()(torch.ones(2, 3, dtype=torch.bool))

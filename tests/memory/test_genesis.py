@@ -344,7 +344,7 @@ def test_bad_input_is_named_and_writes_nothing():
         with pytest.raises(ValueError):
             memory.write(*wrong)
     with pytest.raises(TypeError, match="losses"):
-        memory.write(keys, values, torch.zeros(50, dtype=torch.int64))
+        memory.write(keys, values, torch.zeros(50, dtype=torch.bool))
     with pytest.raises(ValueError, match="query"):
         memory.read(keys[:, :2])
     assert all(torch.equal(before[name], value) for name, value in memory.state_dict().items())

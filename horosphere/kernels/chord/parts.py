@@ -52,7 +52,7 @@ def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], list[int], list[bool
     """Chords of both sets as (tensors, time_dims, weighted); tensors x, y, kappa and any weights, part by part."""
     tensors, time_dims, weighted = [], [], []
     for a, b in zip(xs, ys, strict=True):
-        kappa = a.kappa if isinstance(a.kappa, Tensor) else torch.tensor(a.kappa, dtype=torch.float64)
+        kappa = a.kappa if isinstance(a.kappa, Tensor) else torch.tensor(a.kappa, dtype=torch.float64, device="cpu")
         tensors += [a.features, b.features, kappa]
         if a.weight is not None:
             tensors += [a.weight, b.weight]

@@ -49,7 +49,7 @@ def arc2(u: Tensor, kappa: float | Tensor) -> Tensor:
     """
     if not isinstance(kappa, Tensor):
         kappa = torch.tensor(kappa, dtype=torch.float64, device=u.device)
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+    if _numerics.transformed() or torch.compiler.is_compiling():
         return arc2_of(u, kappa)
     signs = {(k > 0) - (k < 0) for k in kappa.detach().flatten().tolist()}
     if len(signs) != 1:

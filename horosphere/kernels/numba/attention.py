@@ -125,7 +125,9 @@ class CompiledGroup:
         scores, s, f = self.scores, self.s, self.scores.features[0]
         near, rates = Near(f, s, self.eps, False), self.eps.tolist()
         units = [0.5 / c if f.sign else 1.0 for c in f.c[s]]
-        numbers = torch.tensor([(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)])
+        numbers = torch.tensor(
+            [(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)], device="cpu"
+        )
         x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
         vectors = (t[s].contiguous() for t in (f.scaled, f.scaled * f.nx, f.n, f.w))
         shares, resolve = torch.get_num_threads(), scores.resolve and not near.never
@@ -142,7 +144,7 @@ def launch(loop, count: int, given: list[Tensor | int | None], shares: int) -> N
     tensors by their addresses, None as 0; ``count`` numbers in all.
     """
     places = [libtorch().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
-    layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64)
+    layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64, device="cpu")
     if libtorch().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
         raise RuntimeError("torch_parallel_for failed")
 
@@ -151,5 +153,5 @@ def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:
     """Whether weights and arcs keep to the range of their type: one answer for all entries made ready at once."""
     scores.make_ready(e)
     f, ready = scores.features[0], scores.ready
-    weighing = Weighing("inverse", torch.ones(1), eps[ready], f.extent(slice(None)), scores.dtype, False)
+    weighing = Weighing("inverse", torch.ones(1, device="cpu"), eps[ready], f.extent(slice(None)), scores.dtype, False)
     return weighing.reciprocal and not any(arcs.overflows(t, scores.dtype) for t in f.largest)

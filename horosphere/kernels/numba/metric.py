@@ -32,7 +32,9 @@ def attention(scores: MetricScores, *arguments, strict: bool) -> tuple[Tensor, T
 
 def serves(scores: MetricScores, e: slice, eps: Tensor) -> bool:
     """Whether weights keep to the range of their type."""
-    return Weighing("inverse", torch.ones(1), eps[e], scores.tiles.extent(), scores.dtype, False).reciprocal
+    return Weighing(
+        "inverse", torch.ones(1, device="cpu"), eps[e], scores.tiles.extent(), scores.dtype, False
+    ).reciprocal
 
 
 class CompiledGroup:
@@ -50,7 +52,9 @@ class CompiledGroup:
         scores, tiles, e = self.scores, self.scores.tiles, self.e
         n, m, entries, shares = scores.n, scores.m, e.stop - e.start, torch.get_num_threads()
         resolve = tiles.tolerance is not None
-        numbers = torch.tensor([(rate, tiles.fibres.share) for rate in self.eps.tolist()], dtype=torch.float32)
+        numbers = torch.tensor(
+            [(rate, tiles.fibres.share) for rate in self.eps.tolist()], dtype=torch.float32, device="cpu"
+        )
         memory = 2 * self.height * SIDE
         given = [SIDE, resolve, self.last, shares, entries, n, m, tiles.flat.q.shape[-1], self.value.shape[-1]]
         given += [self.height, scores.lent("scratch", shares, memory), memory, out, den, numbers]

@@ -53,7 +53,7 @@ def _fill(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
     parts = list(tiles(entries, n, m, size, 1, alike=True))
 
     def work(some: Sequence[tuple[slice, slice, slice]]) -> list[Tensor]:
-        found, picked = torch.empty(size if resolve else 0, dtype=torch.int64), []
+        found, picked = torch.empty(size if resolve else 0, dtype=torch.int64, device="cpu"), []
         for cut in some:
             corner, end = tuple(s.start for s in cut), tuple(s.stop for s in cut)
             count = tile(*arrays, a.signs[0], corner, end, squared, resolve, result, found.numpy())

@@ -82,7 +82,7 @@ def squared_distances(xs: Sequence, ys: Sequence, eps: float | Tensor, resolve: 
     """(..., N, M) in inner-product form; with ``resolve`` pairs whose ``d^2 + eps`` it may miss by more than
     :func:`horosphere._numerics.weight_tolerance` are worked from differences.
     """
-    if resolve and (torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()):
+    if resolve and (_numerics.transformed() or torch.compiler.is_compiling()):
         return _by_differences(xs, ys)  # which pairs are near depends on the data, and there nobody may ask
     total = doubt = None
     for x, y in zip(xs, ys, strict=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere import _numerics
 from horosphere.kernels.low_rank.fibres import Fibres, limits
 
 
@@ -38,7 +39,7 @@ def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
 def resolved(f: Fibres, dtype: torch.dtype, eps: float | Tensor, tolerance: float) -> Tensor:
     """As :func:`sqdist`, pairs whose ``d^2 + eps`` it may miss by more than ``tolerance`` from differences."""
     d2 = sqdist(f, dtype)
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+    if _numerics.transformed() or torch.compiler.is_compiling():
         return d2  # which pairs are near depends on the data, and there nobody may ask
     with torch.no_grad():
         norms = (f.q.to(dtype) ** 2).sum(-1).unsqueeze(-1) + (f.k.to(dtype) ** 2).sum(-1).unsqueeze(-2)

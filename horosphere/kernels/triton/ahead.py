@@ -83,22 +83,25 @@ def recorded() -> Iterator[list[Launch]]:
 
 def part(dtype: torch.dtype, dim: int, sign: int, n: int = 3, m: int = 100, time_dims: int = 0) -> Part:
     """Chords of two batch entries, with weights where there is no time."""
-    x, y = torch.ones(2, n, dim, dtype=dtype), torch.ones(2, m, dim, dtype=dtype)
+    x, y = torch.ones(2, n, dim, dtype=dtype, device="cpu"), torch.ones(2, m, dim, dtype=dtype, device="cpu")
     wx, wy = (None if time_dims else t[..., 0] for t in (x, y))
-    return Part(x, y, torch.tensor(float(sign), dtype=torch.float64), wx, wy, time_dims)
+    return Part(x, y, torch.tensor(float(sign), dtype=torch.float64, device="cpu"), wx, wy, time_dims)
 
 
 def fibres(dtype: torch.dtype, own: bool, other: bool, n: int = 3, m: int = 100, rank: int = 2) -> Fibres:
     """Points of two batch entries, and whose metrics measure."""
-    q, k = torch.ones(2, n, FEATURES, dtype=dtype), torch.ones(2, m, FEATURES, dtype=dtype)
+    q, k = torch.ones(2, n, FEATURES, dtype=dtype, device="cpu"), torch.ones(2, m, FEATURES, dtype=dtype, device="cpu")
     one, two = ((t[..., 0], t[..., None].expand(-1, -1, -1, rank)) for t in (q, k))
     return Fibres(q, k, *(one if own else (None, None)), *(two if other else (None, None)))
 
 
 def attend(points: Geometry, weight: str, bias: Tensor | None, causal: int | None, dropout_p: float) -> list[Launch]:
     """The launches of a forward and a backward pass, which wants the gradient of an added bias."""
-    value, rate = torch.ones(2, points.m, FEATURES, dtype=points.dtype), torch.ones(2, dtype=torch.float64)
-    inputs = value, rate, rate, bias, causal, weight, dropout_p, torch.tensor(0)
+    value, rate = (
+        torch.ones(2, points.m, FEATURES, dtype=points.dtype, device="cpu"),
+        torch.ones(2, dtype=torch.float64, device="cpu"),
+    )
+    inputs = value, rate, rate, bias, causal, weight, dropout_p, torch.tensor(0, device="cpu")
     with recorded() as launches:
         out, lse = attention(points, *inputs)
         wanted = True, True, bias is not None and bias.is_floating_point()
@@ -114,7 +117,7 @@ def every_variant() -> Iterator[Variant]:
 def variants() -> Iterator[Variant]:
     """Distances of chords: every sign of curvature, type and use."""
     for dtype, sign in itertools.product(TYPES, (-1, 0, 1)):
-        one, upper = part(dtype, 10, sign), torch.ones(2, 3, 100, dtype=dtype)
+        one, upper = part(dtype, 10, sign), torch.ones(2, 3, 100, dtype=dtype, device="cpu")
         with recorded() as launches:
             sqdist([one], squared=False, resolve=True)
             sqdist([one], squared=True, resolve=True)
@@ -138,7 +141,7 @@ def nearest_variants() -> Iterator[Variant]:
 
 def attention_variants() -> Iterator[Variant]:
     """Attention of 64 features and values: every sign of curvature, weight and kind of mask, and a product."""
-    added, boolean = torch.zeros(3, 100), torch.zeros(3, 100, dtype=torch.bool)
+    added, boolean = torch.zeros(2, 3, 100, device="cpu"), torch.zeros(2, 3, 100, dtype=torch.bool, device="cpu")
     for dtype in TYPES:
         spaces = {f"{sign:+d}" if sign else "+0": [part(dtype, FEATURES, sign)] for sign in (-1, 0, 1)}
         spaces |= {"time": [part(dtype, FEATURES + 1, -1, time_dims=1)]}
@@ -168,7 +171,7 @@ def metric_variants() -> Iterator[Variant]:
         f = fibres(dtype, own, other)
         with recorded() as launches:
             metric_sqdist(f, dtype, None)
-            metric_sqdist_backward(torch.ones(2, 3, 100, dtype=dtype), f, dtype)
+            metric_sqdist_backward(torch.ones(2, 3, 100, dtype=dtype, device="cpu"), f, dtype)
         launches += attend(Tokens(f, torch.Size((2,)), dtype, resolve=True), "inverse", None, 0, 0.0)
         names = "forward", "backward", None, "attention", "gradient of metric queries", "gradient of metric keys"
         for name, launch in zip(names, launches, strict=True):

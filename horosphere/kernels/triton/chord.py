@@ -25,7 +25,7 @@ from horosphere.kernels.chord.augment import augment, flat, kappa_entries, minko
 from horosphere.kernels.chord.parts import Part
 from horosphere.kernels.tiled.near import with_own_time
 from horosphere.kernels.triton.arcs import curvature_slope, slope, square
-from horosphere.kernels.triton.tiles import both, columns_of, existing, product, some, terms_of
+from horosphere.kernels.triton.tiles import both, columns_of, inside, product, some, terms_of
 
 
 class ChordSide(NamedTuple):
@@ -149,7 +149,7 @@ def score(space, eps, tile, SHAPE: tl.constexpr, R: tl.constexpr, C: tl.constexp
         b += (SHAPE.features[p] + 2) * tile.others
     near = total < 0
     if SHAPE.resolve:
-        near = existing(total + eps < doubt, tile)
+        near = (total + eps < doubt) & inside(tile)
         if some(near):
             exact = tl.zeros((R, C), total.dtype)
             x, y = space.own.features, space.other.features

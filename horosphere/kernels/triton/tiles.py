@@ -37,13 +37,7 @@ def program(length, across, R: tl.constexpr):
 @triton.jit
 def inside(tile):
     """Which pairs of a tile there are."""
-    return (tile.rows[:, None] < tile.length) & (tile.columns[None, :] < tile.others)  # [R, C]
-
-
-@triton.jit
-def existing(near, tile):
-    """near [R, C] without what lies beyond the last row and column."""
-    return near & (tile.rows < tile.length)[:, None] & (tile.columns < tile.others)[None, :]
+    return (tile.rows < tile.length)[:, None] & (tile.columns < tile.others)[None, :]  # [R, C]
 
 
 @triton.jit

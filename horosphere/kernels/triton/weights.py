@@ -251,7 +251,7 @@ def strides_of(bias: Tensor) -> tuple[int, int]:
 
 def places(bias: Tensor, batch: torch.Size) -> Tensor:
     """(B,) where the matrix of every batch entry starts in the bias."""
-    starts = torch.arange(bias.shape[:-2].numel()).view(bias.shape[:-2]) * bias.shape[-2:].numel()
+    starts = torch.arange(bias.shape[:-2].numel(), device="cpu").view(bias.shape[:-2]) * bias.shape[-2:].numel()
     return starts.expand(batch).reshape(-1).contiguous()  # kernels step from one to the next
 
 
