@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere._points import as_points
 from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.origin import AtOrigin
 
 
 def kappa_from_c(c):
@@ -35,7 +35,7 @@ def kappa_from_lorentz_k(k):
     return -1 / k
 
 
-class ConstantCurvature(geoopt.Manifold):
+class ConstantCurvature(AtOrigin, geoopt.Manifold):
     """A space form in some model: holds the curvature, and what follows from it alone.
 
     Args:
@@ -143,11 +143,6 @@ class ConstantCurvature(geoopt.Manifold):
         """
         out = _numerics.safe_sqrt(self.pair_dist2(x, y))
         return out.unsqueeze(-1) if keepdim else out
-
-    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance to the model's origin."""
-        x = as_points(x, "x")
-        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
 
     def ambient_dim(self, n: int) -> int:
         """How many numbers store a point of an n-dimensional space of this kind."""

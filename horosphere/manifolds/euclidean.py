@@ -9,9 +9,10 @@ from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord
+from horosphere.manifolds.origin import AtOrigin
 
 
-class Euclidean(geoopt.Euclidean):
+class Euclidean(AtOrigin, geoopt.Euclidean):
     r"""Flat space: :math:`d(x, y) = |x - y|`, exp is addition, curvature 0.
 
     Points are vectors over the last dimension (geoopt's own default, ``ndim=0``, treats every number as a point).

@@ -147,11 +147,6 @@ class Lorentz(ConstantCurvature):
         sine, cosine = sin_cos(-step2 * shrink * shrink, -1)
         return self._capped(cosine * space + sine * shrink * u[..., 1:], dtype)
 
-    def expmap0(self, u: Tensor) -> Tensor:
-        """Exponential map at the origin (R, 0, ..., 0); u (..., n+1), its time part is ignored."""
-        u = as_points(u, "u")
-        return self.expmap(self.origin(*u.shape, dtype=u.dtype, device=u.device), u)
-
     @in_float64
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x that leads to y, of norm d(x, y)."""
@@ -160,11 +155,6 @@ class Lorentz(ConstantCurvature):
         u = self.pair_chord2(x, y)
         tangent = y[..., 1:] - space + (kappa * u / 2) * space
         return self._lift(time, space, tangent * torch.sqrt(arc_factor(kappa * u) / (1 - kappa * u / 4)))
-
-    def logmap0(self, y: Tensor) -> Tensor:
-        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
-        y = as_points(y, "y")
-        return self.logmap(self.origin(*y.shape, dtype=y.dtype, device=y.device), y)
 
     @in_float64
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from horosphere.manifolds._float64 import as_points
+from horosphere._points import as_points
 
 
 class AtOrigin:

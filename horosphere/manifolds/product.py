@@ -10,10 +10,11 @@ from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chords
+from horosphere.manifolds.origin import AtOrigin
 from horosphere.manifolds.pairs import pair_dist2
 
 
-class Product(geoopt.ProductManifold):
+class Product(AtOrigin, geoopt.ProductManifold):
     r"""Cartesian product: points are the parts' stored numbers side by side.
 
     .. math:: d(x, y)^2 = \sum_p d_p(x_p, y_p)^2
@@ -163,7 +164,7 @@ class Product(geoopt.ProductManifold):
         return f"Product({inside})"
 
 
-class Scaled(geoopt.Manifold):
+class Scaled(AtOrigin, geoopt.Manifold):
     r"""A manifold with its metric multiplied by ``scale**2``: :math:`d(x, y) = \text{scale}\; d_{\text{base}}(x, y)`.
 
     Geodesics, exp, log and transport are those of the base (vectors are velocities in the base's coordinates); inner

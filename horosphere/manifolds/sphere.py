@@ -103,10 +103,6 @@ class Sphere(ConstantCurvature):
         sine, cosine = sin_cos(kappa * (u * u).sum(-1, keepdim=True), 1)
         return self.projx(cosine * x + sine * u)
 
-    def expmap0(self, u: Tensor) -> Tensor:
-        """Exponential map at the origin R e_1; u (..., n+1) with first coordinate 0."""
-        return self.expmap(self.origin(*u.shape, dtype=u.dtype, device=u.device), u)
-
     @in_float64
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x that leads to y, of norm d(x, y); at antipodes one of the shortest, of norm pi R."""
@@ -132,10 +128,6 @@ class Sphere(ConstantCurvature):
         away = away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
         return torch.where(antipodal, (away * safe_sqrt(d2)).detach(), log)
 
-    def logmap0(self, y: Tensor) -> Tensor:
-        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
-        return self.logmap(self.origin(*y.shape, dtype=y.dtype, device=y.device), y)
-
     @in_float64
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v along the great circle from x to y: ``v - <y, v> (x + y) / (R^2 + <x, y>)``."""
@@ -151,9 +143,13 @@ class Sphere(ConstantCurvature):
         return self.projx(x + u)
 
     @torch.no_grad()
-    def random(self, *size, dtype=None, device=None) -> Tensor:
-        """Uniform on the sphere; shape ``size``, whose last number is n + 1."""
-        return self.projx(torch.randn(*size, dtype=dtype, device=device))
+    def random(self, *size, std: float | None = None, dtype=None, device=None) -> Tensor:
+        """Uniform on the sphere; with ``std`` the exp at the origin of normal tangent vectors with that standard
+        deviation a coordinate; shape ``size``, whose last number is n + 1."""
+        drawn = torch.randn(*size, dtype=dtype, device=device)
+        if std is None:
+            return self.projx(drawn)
+        return self.expmap0(torch.cat((torch.zeros_like(drawn[..., :1]), std * drawn[..., 1:]), -1))
 
     def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
         """R e_1."""
