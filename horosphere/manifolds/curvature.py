@@ -14,6 +14,7 @@ their object           what its number means           kappa
 from __future__ import annotations
 
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -148,7 +149,13 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         """How many numbers store a point of an n-dimensional space of this kind."""
         return n
 
-    def config(self) -> dict:
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        kappa = config["kappa"]
+        kappa = torch.tensor(kappa, dtype=torch.float64) if isinstance(kappa, list) else kappa
+        return cls(kappa, config["learnable"])
+
+    def config(self) -> dict[str, Any]:
         """The manifold as a JSON-able dictionary; ``manifold_from_config`` is the inverse."""
         kappa = self.kappa.tolist() if isinstance(self.kappa, Tensor) else self.kappa
         return {"type": type(self).__name__, "kappa": kappa, "learnable": self.learnable}
@@ -159,6 +166,31 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         if not isinstance(kappa, Tensor) or kappa.dim() == 0:
             return self
         return type(self)(kappa.expand(batch_shape).reshape(-1)[index])
+
+    def as_stored(self, x: Tensor) -> Tensor:
+        """The points with the norm (sphere) or the time (hyperboloid) that their stored numbers mean."""
+        return self.projx(x)
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        """Components of tangent vectors u (..., N, D) at point (..., 1, D) in which the metric is the identity."""
+        return u
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        """The tangent vectors with these components, the inverse of :meth:`to_frame`."""
+        return e
+
+    def _root_of_curvature(self, x: Tensor) -> Tensor:
+        kappa = self._kappa_at(x)
+        return torch.as_tensor(kappa, dtype=torch.float64, device=x.device).detach().abs().sqrt()
+
+    def _bounded_length(self, x: Tensor, max_radius: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x in a fast type, its norm and the length of the tangent vector at the origin that it becomes, in float64."""
+        # a point is x times a number: only lengths go through the maps of the manifold and float64
+        wide = x.to(_numerics.fast_dtype(x.dtype))
+        norm = _numerics.safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
+        kappa = torch.as_tensor(self._kappa_at(x), dtype=torch.float64, device=x.device)
+        length = x.shape[-1] ** -0.5 * norm
+        return wide, norm, length * _numerics.tanh_ratio(kappa.clamp(max=0.0) * length * length / max_radius**2)
 
     def extra_repr(self) -> str:
         kappa = self.kappa

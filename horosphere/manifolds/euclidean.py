@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,8 +31,29 @@ class Euclidean(AtOrigin, geoopt.Euclidean):
     def ambient_dim(self, n: int) -> int:
         return n
 
-    def config(self) -> dict:
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Euclidean:
+        return cls(config.get("ndim", 1))
+
+    def config(self) -> dict[str, Any]:
         return {"type": "Euclidean"} if self.ndim == 1 else {"type": "Euclidean", "ndim": self.ndim}
+
+    def lift(self, x: Tensor) -> Tensor:
+        return x
+
+    def settle(self, mean: Tensor) -> Tensor:
+        return mean
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """``x / sqrt(n)``."""
+        return x.shape[-1] ** -0.5 * x
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and its length."""
+        return x, torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        return direction * radius.to(direction.dtype)
 
     def chord(self, x: Tensor) -> Chord:
         if self.ndim != 1:

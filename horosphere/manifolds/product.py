@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._points import as_points
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chords
+from horosphere.manifolds.config import manifold_config, manifold_from_config
 from horosphere.manifolds.origin import AtOrigin
 from horosphere.manifolds.pairs import pair_dist2
 
@@ -32,6 +36,10 @@ class Product(AtOrigin, geoopt.ProductManifold):
                 raise TypeError(f"Product takes pairs (manifold, size) with an integer size, got {pair!r}")
         super().__init__(*manifolds_with_size)
 
+    def factors(self) -> list[hooks.Factor]:
+        """The parts, each with its own numbers of a point."""
+        return [hooks.Factor(m, part, 1.0) for m, part in zip(self.manifolds, self.slices, strict=True)]
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Stored size of each part."""
@@ -39,23 +47,27 @@ class Product(AtOrigin, geoopt.ProductManifold):
 
     def ambient_dim(self, n: int) -> int:
         """The stored size; ValueError where the parts' dimensions do not add up to n."""
-        dims = [
-            size - (m.ambient_dim(0) if hasattr(m, "ambient_dim") else 0)
-            for m, size in zip(self.manifolds, self.sizes, strict=True)
-        ]
+        dims = [hooks.intrinsic_dim(m, size) for m, size in zip(self.manifolds, self.sizes, strict=True)]
         if sum(dims) != n:
             raise ValueError(f"the parts of {self} have {' + '.join(map(str, dims))} = {sum(dims)} dimensions, not {n}")
         return self.n_elements
 
-    def config(self) -> dict:
+    def config(self) -> dict[str, Any]:
         return {
             "type": "Product",
-            "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
+            "parts": [[manifold_config(m), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Product:
+        return cls(*((manifold_from_config(part), int(size)) for part, size in config["parts"]))
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Product:
         return Product(
-            *((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True))
+            *(
+                (hooks.take_batch(m, batch_shape, index), size)
+                for m, size in zip(self.manifolds, self.sizes, strict=True)
+            )
         )
 
     def _parts(self, x: Tensor) -> list[Tensor]:
@@ -208,23 +220,31 @@ class Scaled(AtOrigin, geoopt.Manifold):
         # float() of a Parameter warns
         return self.scale.item() if isinstance(self.scale, Tensor) else self.scale
 
+    def factors(self) -> list[hooks.Factor]:
+        """The base, scaled."""
+        return [hooks.Factor(self.base, None, self.scale)]
+
     name = "Scaled"
     ndim = property(lambda self: self.base.ndim)
     reversible = property(lambda self: self.base.reversible)
 
     def ambient_dim(self, n: int) -> int:
-        return self.base.ambient_dim(n)
+        return hooks.ambient_dim(self.base, n)
 
-    def config(self) -> dict:
+    def config(self) -> dict[str, Any]:
         return {
             "type": "Scaled",
-            "base": self.base.config(),
+            "base": manifold_config(self.base),
             "scale": self._scale_number(),
             "learnable": self._learnable_scale is not None,
         }
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Scaled:
+        return cls(manifold_from_config(config["base"]), config["scale"], config["learnable"])
+
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Scaled:
-        return Scaled(_take_batch(self.base, batch_shape, index), self.scale)
+        return Scaled(hooks.take_batch(self.base, batch_shape, index), self.scale)
 
     def chord(self, x: Tensor) -> Chord | tuple[Chord, ...] | None:
         """The base's chords with features times scale and curvature divided by its square."""
@@ -304,7 +324,3 @@ class Scaled(AtOrigin, geoopt.Manifold):
         return f"Scaled({self.base}, scale={self._scale_number():g}" + (
             ", learnable)" if self._learnable_scale is not None else ")"
         )
-
-
-def _take_batch(manifold: geoopt.Manifold, batch_shape: tuple[int, ...], index: Tensor) -> geoopt.Manifold:
-    return manifold.take_batch(batch_shape, index) if hasattr(manifold, "take_batch") else manifold

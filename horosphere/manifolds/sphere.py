@@ -36,6 +36,40 @@ class Sphere(ConstantCurvature):
     def ambient_dim(self, n: int) -> int:
         return n + 1
 
+    def picture(self) -> str:
+        return "sphere"
+
+    def lift(self, x: Tensor) -> Tensor:
+        """The points themselves, with the norm that they mean."""
+        return self.projx(x)
+
+    def settle(self, mean: Tensor, *, convex: bool = False) -> Tensor:
+        """The mean scaled back onto the sphere."""
+        return self.projx(mean)
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """The direction of x; 0 goes to the origin."""
+        wide = x.to(_numerics.fast_dtype(x.dtype))
+        norm = safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
+        kappa = torch.as_tensor(self._kappa_at(x), dtype=torch.float64, device=x.device)
+        flat = norm == 0
+        origin = self.origin(*x.shape[:-2], 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        ratio = torch.where(flat, 0.0, kappa.rsqrt() / torch.where(flat, 1.0, norm))
+        return torch.where(flat, origin, (wide * ratio.to(wide.dtype)).to(x.dtype))
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A point is its direction; the radius says nothing and is 1."""
+        return x, torch.ones_like(x[..., :1], dtype=torch.float64)
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        return u
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        return e
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        return self.projx(direction)
+
     def chord(self, x: Tensor) -> Chord:
         # a weight R/|x| in place of this scaling is right for equal norms only: it adds (|x| - |y|)^2 to the chord
         radius = _radius(self._kappa_at(x))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.config import manifold_from_config
 from horosphere.manifolds.pairwise import cdist, knn
-from horosphere.manifolds.registry import manifold_from_config
 
 _each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 _POINTS = 12

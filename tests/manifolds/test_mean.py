@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import horosphere as hs
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.convert import ball_to_hyperboloid, convert, hyperboloid_to_ball
 from horosphere.manifolds.mean import FrechetMean, frechet_mean, midpoint
@@ -219,17 +220,18 @@ def test_any_geoopt_manifold_and_no_closed_form():
     torch.testing.assert_close(
         found.mean, basis @ torch.diag_embed(logs.mean(1).exp()) @ basis.mT, rtol=1e-8, atol=1e-8
     )
-    with pytest.raises(TypeError, match="use frechet_mean"):
-        midpoint(x, spd)
+    torch.testing.assert_close(midpoint(x, spd), found.mean, rtol=1e-12, atol=0)  # no closed form: the same
 
 
-def test_a_subclass_with_its_own_distance_has_no_closed_form():
+def test_a_subclass_with_its_own_distance_inherits_no_closed_form():
     class Taxicab(hs.Euclidean):
         def dist(self, x, y, *, keepdim=False):
             return (x - y).abs().sum(-1, keepdim=keepdim)
 
-    with pytest.raises(TypeError, match="Taxicab has no closed-form midpoint"):
-        midpoint(torch.zeros(2, 3), Taxicab())
+    assert hooks.own(hs.Euclidean(), "lift") is not None
+    assert hooks.own(Taxicab(), "lift") is None
+    x = cluster(hs.Euclidean(), 3)
+    assert torch.equal(midpoint(x, Taxicab()), frechet_mean(x, Taxicab()).mean)
 
 
 def test_curvature_of_each_head():
