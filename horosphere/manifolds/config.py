@@ -65,7 +65,7 @@ def manifold_config(manifold: geoopt.Manifold) -> dict[str, Any]:
             f"{cls.__name__} has no name for files: call horosphere.register_manifold({cls.__name__!r}, {cls.__name__})"
         )
     if method is None:
-        if inspect.signature(cls).parameters:
+        if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in inspect.signature(cls).parameters.values()):
             raise TypeError(
                 f"{cls.__name__} takes arguments, which a file must keep: define config() and the class method "
                 "from_config(), see horosphere.register_manifold"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,20 +157,19 @@ class Product(AtOrigin, geoopt.ProductManifold):
 
     def random(self, *size, dtype=None, device=None) -> Tensor:
         """Independent random points of the parts; shape ``size``, whose last number is the sum of the sizes."""
-        return self._assemble("random", size, dtype, device)
+        return self._assemble(hooks.random_points, size, dtype, device)
 
     def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
         """The parts' origins."""
-        return self._assemble("origin", size, dtype, device)
+        return self._assemble(hooks.origin, size, dtype, device)
 
-    def _assemble(self, method: str, size, dtype, device) -> Tensor:
+    def _assemble(self, make: Callable[..., Tensor], size, dtype, device) -> Tensor:
         shape = geoopt.utils.size2shape(*size)
         self._assert_check_shape(shape, "x")
         parts = [
-            getattr(m, method)(*shape[:-1], n, dtype=dtype, device=device)
-            for m, n in zip(self.manifolds, self.sizes, strict=True)
+            make(m, *shape[:-1], n, dtype=dtype, device=device) for m, n in zip(self.manifolds, self.sizes, strict=True)
         ]
-        return torch.cat([p.as_subclass(Tensor) for p in parts], -1)
+        return torch.cat(parts, -1)
 
     def __repr__(self) -> str:
         inside = ", ".join(f"({m}, {size})" for m, size in zip(self.manifolds, self.sizes, strict=True))
