@@ -44,7 +44,7 @@ class HyperbolicCompressor:
         bits: b, bits a coordinate, 1 to 8.
         radius_bits: b_r, 1 to 15.
         scheme: "rotated" or "paper" (balls only).
-        manifold: where keys live: a ball, hyperboloid, sphere, flat space or one of your own, but no product. Curvatures
+        manifold: where keys live: a ball, hyperboloid, sphere, flat space or one of your own, no product. Curvatures
             may differ by head.
         seed: of the rotation's signs; codes of different seeds do not understand each other.
 
