@@ -22,7 +22,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
 from horosphere.manifolds.origin import AtOrigin
 
 
@@ -43,7 +43,8 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         kappa: signed sectional curvature, a number or a tensor. A tensor of shape (H,) broadcasts against the batch
             dimensions of points (..., H, N, D).
         learnable: keep kappa as a :class:`~horosphere.manifolds.BoundedParameter`, which keeps its sign (a number
-            becomes a float64 scalar, so it is read back unchanged).
+            becomes a float64 scalar, so it is read back unchanged). ``.to(torch.bfloat16)`` and ``.half()`` of a module
+            leave a curvature in float32.
 
     Raises:
         ValueError: kappa is not finite, or of a sign that the model does not allow.
@@ -152,7 +153,7 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         kappa = config["kappa"]
-        kappa = torch.tensor(kappa, dtype=torch.float64) if isinstance(kappa, list) else kappa
+        kappa = torch.tensor(kappa, dtype=torch.float64, device="cpu") if isinstance(kappa, list) else kappa
         return cls(kappa, config["learnable"])
 
     def config(self) -> dict[str, Any]:
@@ -203,11 +204,26 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         kappa = self.kappa
         if not isinstance(kappa, Tensor):
             return kappa
+        if self._sign is not None and isinstance(kappa, BoundedParameter) and kappa.moved():
+            self._check_moved(kappa)
         kappa = kappa.to(dtype)
         if kappa.dim() == 0:
             return kappa
         check_kappa_shape(kappa, x)
         return kappa[..., None, None]
+
+    def _check_moved(self, kappa: BoundedParameter) -> None:
+        if bool((kappa.detach() * self._sign <= 0).any()):
+            del kappa._asked  # the next use says it again
+            raise ValueError(
+                f"the learned kappa of a {self.name} is {kappa.tolist()}, a sign that this space does not have: "
+                "something other than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ after its "
+                "steps"
+            )
+
+    def _apply(self, fn, recurse: bool = True):
+        # a curvature rounded to 8 bits moves every distance: casts to half precision leave it in float32
+        return super()._apply(keeps_float32(fn), recurse)
 
     def _check_shape(self, shape, name):
         if len(shape) < 1:

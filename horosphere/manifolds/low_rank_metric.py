@@ -65,7 +65,7 @@ class LowRankMetric(geoopt.Euclidean):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LowRankMetric:
-        return cls(*(torch.tensor(config[name], dtype=torch.float64) for name in ("scale", "factor")))
+        return cls(*(torch.tensor(config[name], dtype=torch.float64, device="cpu") for name in ("scale", "factor")))
 
     def config(self) -> dict[str, Any]:
         return {"type": "LowRankMetric", "scale": self.scale.tolist(), "factor": self.factor.tolist()}

@@ -12,7 +12,7 @@ from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
 from horosphere.manifolds.chord import Chord, chords
 from horosphere.manifolds.config import manifold_config, manifold_from_config
 from horosphere.manifolds.origin import AtOrigin
@@ -212,7 +212,17 @@ class Scaled(AtOrigin, geoopt.Manifold):
                 return value
         return self._number
 
+    def _apply(self, fn, recurse: bool = True):
+        return super()._apply(keeps_float32(fn), recurse)
+
     def _wide_scale(self) -> float | Tensor:
+        scale = self._learnable_scale
+        if isinstance(scale, BoundedParameter) and scale.moved() and not bool(scale.detach() > 0):
+            del scale._asked
+            raise ValueError(
+                f"the learned scale of {type(self).__name__} is {scale.item():g}, and must be > 0: something other "
+                "than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ after its steps"
+            )
         # in float64: the square of a float32 scale would be rounded to float32
         return self.scale.to(torch.float64) if isinstance(self.scale, Tensor) else self.scale
 

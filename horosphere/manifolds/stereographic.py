@@ -45,7 +45,8 @@ class Stereographic(ConstantCurvature):
         return self._sign if self._sign is not None else _numerics.sign_of(self.kappa)
 
     def picture(self) -> str:
-        return "ball" if float(torch.as_tensor(self.kappa).detach().max()) < 0 else "none"
+        kappa = self.kappa.detach().max().item() if isinstance(self.kappa, Tensor) else self.kappa
+        return "ball" if kappa < 0 else "none"
 
     def lift(self, x: Tensor) -> Tensor:
         """``(lambda x, lambda - 1)``: a point of the sphere or hyperboloid of this space, its origin last."""

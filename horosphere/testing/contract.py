@@ -348,7 +348,8 @@ class ManifoldContract:
         manifold, x = self._points(dtype, 1)
         _require_vectors(manifold)
         n = hooks.free_size(manifold, x.shape[-1])
-        free = torch.randn(7, n, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
+        generator = torch.Generator().manual_seed(5)
+        free = torch.randn(7, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
         free[0] = 0.0
         free.requires_grad_()
         points = hooks.from_vectors(manifold, free, 4.0)
