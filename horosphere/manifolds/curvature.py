@@ -217,8 +217,8 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
             del kappa._asked  # the next use says it again
             raise ValueError(
                 f"the learned kappa of a {self.name} is {kappa.tolist()}, a sign that this space does not have: "
-                "something other than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ after its "
-                "steps"
+                "something other than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ "
+                "after its steps"
             )
 
     def _apply(self, fn, recurse: bool = True):

@@ -38,6 +38,9 @@ class Euclidean(AtOrigin, geoopt.Euclidean):
     def config(self) -> dict[str, Any]:
         return {"type": "Euclidean"} if self.ndim == 1 else {"type": "Euclidean", "ndim": self.ndim}
 
+    def picture(self) -> str:
+        return "flat"
+
     def lift(self, x: Tensor) -> Tensor:
         return x
 

@@ -23,7 +23,7 @@ method                         default                                 used by
 ``to_polar(x)`` *              log at the origin: vector and length    compressed memory
 ``from_polar(unit, radius)`` * exp at the origin                       compressed memory
 ``direction_dim(stored)`` *    ``stored``                              compressed memory
-``picture()``                  ``"flat"``                              pictures of embeddings
+``picture()`` *                ``"tangent"``                           pictures of embeddings
 ``take_batch(shape, index)``   the manifold itself                     distances under one curvature a batch entry
 ``at_rows(rows)``              the manifold itself                     sparse optimizer steps
 =============================  ======================================  =============================================
@@ -46,7 +46,18 @@ from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 
 _FOLLOW_THE_DISTANCE = frozenset(
-    ("pair_dist2", "factors", "lift", "settle", "lifted_size", "to_polar", "from_polar", "direction_dim", "to_frame")
+    (
+        "pair_dist2",
+        "factors",
+        "lift",
+        "settle",
+        "lifted_size",
+        "to_polar",
+        "from_polar",
+        "direction_dim",
+        "to_frame",
+        "picture",
+    )
 )
 
 
@@ -291,6 +302,8 @@ def direction_dim(manifold: geoopt.Manifold, stored: int) -> int:
 
 
 def picture(manifold: geoopt.Manifold) -> str:
-    """How points are drawn: "flat" (principal components), "ball", "hyperboloid" or "sphere"."""
+    """How points are drawn: "flat" (by principal axes), "ball", "hyperboloid", "sphere", "none" (not at all) or, the
+    default, "tangent": by the principal axes of their logarithms at the origin, or at the point in the middle.
+    """
     method = own(manifold, "picture")
-    return "flat" if method is None else method()
+    return "tangent" if method is None else method()

@@ -64,6 +64,7 @@ def test_embedded_saved_and_loaded(tmp_path):
     model.save(tmp_path / "ring.safetensors")
     again = hs.embedding.GraphEmbedding.load(tmp_path / "ring.safetensors")
     assert type(again.manifold_) is ProjectiveSpace and np.array_equal(again.embedding_, model.embedding_)
+    assert again.plot().axes[0].collections and again.plot(centre=0).axes[0].collections
     again.partial_fit([(10, 3)])
     assert again.embedding_.shape == (11, 3)
 
