@@ -18,7 +18,7 @@ method                         default                                 used by
 ``ambient_dim(n)``             ``n``                                   ``n_components`` of embeddings
 ``config()``, ``from_config``  the registered name                     files of embeddings, ``learn_curvature``
 ``size_from_vectors(n)``       ``n``                                   layers that map tokens to points
-``from_vectors(x, radius)``    ``projx(x / sqrt(n))``                  layers that map tokens to points
+``from_vectors(x, radius)``    ``projx(x / sqrt(n))``, 0: the origin   layers that map tokens to points
 ``rotary_slices(n)``           ``[slice(0, n)]``                       ``rotary`` of attention layers
 ``to_polar(x)`` *              log at the origin: vector and length    compressed memory
 ``from_polar(unit, radius)`` * exp at the origin                       compressed memory
@@ -249,7 +249,10 @@ def from_vectors(manifold: geoopt.Manifold, x: Tensor, max_radius: float | Tenso
     method = own(manifold, "from_vectors")
     if method is not None:
         return method(x, max_radius)
-    return resolve(manifold)[0].projx(x.shape[-1] ** -0.5 * x)
+    known = resolve(manifold)[0]
+    start = origin(known, *x.shape[:-2], 1, x.shape[-1], dtype=x.dtype, device=x.device)
+    nothing = (x == 0).all(-1, keepdim=True)  # what has no direction has no projection on a sphere
+    return known.projx(torch.where(nothing, start, x.shape[-1] ** -0.5 * x))
 
 
 def rotary_slices(manifold: geoopt.Manifold, n: int) -> list[slice]:
