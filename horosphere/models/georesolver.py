@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from horosphere.attention.cache import AttentionCache
+from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.patterns import PATTERNS
 from horosphere.models._io import load_model, save_model

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from horosphere.attention.cache import AttentionCache
+from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.points import into_manifold
 from horosphere.manifolds import PoincareBall, Sphere
