@@ -357,7 +357,7 @@ class FiberBundleLM(nn.Module):
     ) -> Tensor:
         """ids (B, N) with ``new_tokens`` more behind, with a cache: the likeliest at temperature 0, else drawn.
 
-        Works in evaluation mode, and leaves the mode as it was. ``attention_mask`` (B, N) is 0 for padding, on the left.
+        Works in evaluation mode and restores the mode. ``attention_mask`` (B, N) is 0 for padding, on the left.
 
         Raises:
             ValueError: a number of new tokens or a temperature below 0.
