@@ -97,6 +97,7 @@ def embed(
     """Embed the graph of an edge list and print how well distances give it back."""
     with _clear_errors():
         from horosphere.embedding import GraphEmbedding, as_graph, as_lengths
+        from horosphere.embedding.losses import loss_by_name
         from horosphere.embedding.plot import check_ending
         from horosphere.manifolds import dimension_of_name
 
@@ -109,7 +110,7 @@ def embed(
         if plot is not None:
             check_ending(plot)
         pairs = _read(edges, header)
-        graph = as_lengths(pairs, metric) if loss == "distortion" else as_graph(pairs)
+        graph = as_lengths(pairs, metric) if loss_by_name(loss).of_lengths else as_graph(pairs)
         model = GraphEmbedding(
             manifold if kappa is None else _manifold(manifold, kappa),
             dim or dimension_of_name(manifold) or 5,
@@ -274,7 +275,9 @@ def _as_in(nodes: list, label: str) -> Any:
 
 
 def _print_scores(model: Any, scores: Any) -> None:
-    if model.loss == "distortion":
+    from horosphere.embedding import DistortionScores
+
+    if isinstance(scores, DistortionScores):
         rows = [
             ("manifold", str(model.manifold_)),
             ("dimensions", f"{model.n_components_}"),

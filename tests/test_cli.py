@@ -259,4 +259,4 @@ def test_distances_in_a_product_with_learned_curvatures(here):
     assert done.exit_code == 0 and re.search(r"pairs\W+4\b", done.stdout) and "MAP" not in done.stdout
     assert embed("--loss", "distortion", "--manifold", "H2", "--init", "mds", edges="far.tsv").exit_code == 0
     assert "unknown manifold 'H2xQ3'" in embed("--manifold", "H2xQ3").stderr
-    assert 'loss must be "ranking", "distortion" or "cones"' in embed("--loss", "stress").stderr
+    assert 'loss must be "cones", "distortion" or "ranking"' in embed("--loss", "stress").stderr

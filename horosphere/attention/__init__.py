@@ -1,7 +1,7 @@
 """Attention by geodesic distance: weights (d^2 + eps)^-p, on any manifold, in memory that grows like the sequence."""
 
 from horosphere.attention.block import TransformerBlock
-from horosphere.attention.cache import AttentionCache, DenseCache
+from horosphere.attention.caches import AttentionCache, DenseCache, TokenCache
 from horosphere.attention.connection import PairRotation, curvature, torsion, transport
 from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask
 from horosphere.attention.flex import FlexInputs, flex_inputs
@@ -38,6 +38,7 @@ __all__ = [
     "PairRotation",
     "Summaries",
     "SummaryState",
+    "TokenCache",
     "TransformerBlock",
     "attention_weights",
     "choose_landmarks",

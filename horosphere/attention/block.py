@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from horosphere.attention.cache import AttentionCache
+from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 
 

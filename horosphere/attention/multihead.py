@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from horosphere.attention import points
-from horosphere.attention.cache import AttentionCache, DenseCache
+from horosphere.attention.caches import AttentionCache, DenseCache
 from horosphere.attention.calibration import squared_distance_sums
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
@@ -215,6 +215,12 @@ class GeodesicAttention(nn.Module):
             key_mask = self._key_mask(attn_mask, key_padding_mask, k, unbatched)
             if cache is None:
                 out = self._through(q, k, v, key_mask, is_causal)
+            elif self.pattern not in getattr(cache, "patterns", (self.pattern,)):
+                served = " or ".join(map(repr, cache.patterns))
+                raise ValueError(
+                    f"{type(cache).__name__} decodes layers with pattern {served}, this one has {self.pattern!r}: take "
+                    "layer.new_cache()"
+                )
             else:
                 grouped = q.shape[1] != k.shape[1]
                 options = {"key_mask": key_mask, "enable_gqa": grouped, "owner": self}

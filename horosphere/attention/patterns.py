@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from horosphere.attention.cache import AttentionCache, DenseCache, each_head
+from horosphere.attention.caches import AttentionCache, StoringCache, each_head
 from horosphere.attention.fixed_pattern import fixed_pattern_attention
 from horosphere.attention.landmarks import Landmarks
-from horosphere.attention.stream_cache import LandmarkCache, SummaryCache
+from horosphere.attention.stream_caches import LandmarkCache, SummaryCache
 from horosphere.attention.summaries import summary_attention
 from horosphere.manifolds._geoopt import geoopt
 
@@ -36,22 +36,20 @@ class FixedPattern(nn.Module):
         return f"n_max={self.n_max}"
 
 
-class FixedCache(DenseCache):
+class FixedCache(StoringCache):
     """Every token is kept, a query sees those of its pattern; keys and values of grouped queries are kept repeated."""
+
+    patterns = ("fixed",)
 
     def __init__(self, n_max: int):
         super().__init__()
         self.pattern = FixedPattern(n_max)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
-        """See :class:`horosphere.attention.AttentionCache`; the weights are "inverse"."""
-        return super().attend(query, *each_head(query, key, value), manifold, **options)
-
-    def _answer(self, query, key, value, manifold, key_mask, owner, *, eps, power, **others):
+    def answer(self, query, key, value, manifold, *, key_mask, eps, power, **others):
         if self.seen + key.shape[2] > self.pattern.n_max:
             raise ValueError(f"{self.seen} tokens are held and {key.shape[2]} more do not fit {self.pattern}")
         offset = self.seen
-        keys, values, held = self.append(key, value, key_mask, owner=owner)
+        keys, values, held = self._held_with(*each_head(query, key, value), key_mask)
         held = None if held is None else held[:, None, :]
         options = {"eps": eps, "power": power, "key_mask": held, "is_causal": True, "offset": offset}
         return self.pattern(query, keys, values, manifold, **options)
@@ -74,11 +72,12 @@ class LandmarkPattern(nn.Module):
 class SummaryPattern(nn.Module):
     """:func:`horosphere.attention.summary_attention`; causal by nature."""
 
-    def __init__(self, slots: int, chunk: int):
+    def __init__(self, manifold: geoopt.Manifold, slots: int, chunk: int):
         super().__init__()
         if slots < 1 or chunk < 1:
             raise ValueError(f"summaries and chunk must be at least 1, got {slots} and {chunk}")
         self.slots, self.chunk = slots, chunk
+        self._manifold = [manifold]  # in a list: it is the layer's
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, *, is_causal: bool, **options
@@ -88,7 +87,7 @@ class SummaryPattern(nn.Module):
         return summary_attention(query, key, value, manifold, slots=self.slots, chunk=self.chunk, **options)
 
     def new_cache(self) -> AttentionCache:
-        return SummaryCache(self.slots, self.chunk)
+        return SummaryCache(self._manifold[0], self.slots, self.chunk)
 
     def extra_repr(self) -> str:
         return f"slots={self.slots}, chunk={self.chunk}"
@@ -113,7 +112,7 @@ def make_scheme(
     if pattern == "landmark":
         return LandmarkPattern(manifold, sizes["landmarks"], size, heads, **made)
     if pattern == "summary":
-        return SummaryPattern(**sizes)
+        return SummaryPattern(manifold, **sizes)
     return None
 
 

@@ -1,12 +1,11 @@
 """Embedding graphs and hierarchies: readers, losses, scores and the scikit-learn estimator."""
 
-from horosphere.embedding.cones import cone_excess, cone_loss
 from horosphere.embedding.edgelist import read_edge_list
 from horosphere.embedding.estimator import GraphEmbedding, NearestNodes
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.lengths import as_lengths
 from horosphere.embedding.links import EdgeSplit, link_auc, split_edges
-from horosphere.embedding.losses import ranking_loss
+from horosphere.embedding.losses import PairLoss, cone_excess, cone_loss, ranking_loss, register_loss
 from horosphere.embedding.mds import hyperbolic_mds, hyperbolic_mds_spectrum, hyperbolic_mds_start
 from horosphere.embedding.scores import DistortionScores, Scores, distortion, reconstruction
 from horosphere.embedding.trainer import DivergenceError, EpochInfo
@@ -20,6 +19,7 @@ __all__ = [
     "Graph",
     "GraphEmbedding",
     "NearestNodes",
+    "PairLoss",
     "Scores",
     "TreeEmbedding",
     "as_graph",
@@ -35,6 +35,7 @@ __all__ = [
     "ranking_loss",
     "read_edge_list",
     "reconstruction",
+    "register_loss",
     "split_edges",
     "tree_start",
 ]

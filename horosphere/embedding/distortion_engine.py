@@ -6,7 +6,7 @@ import torch
 from horosphere.embedding.compiled_engine import working_manifold
 from horosphere.embedding.curvature import CurvatureSteps, curvatures, with_curvatures
 from horosphere.embedding.lengths import Lengths
-from horosphere.embedding.losses import pair_distances
+from horosphere.embedding.losses.pairs import pair_distances
 from horosphere.embedding.sampling import epoch_rng
 from horosphere.embedding.schedule import DistortionSchedule
 from horosphere.manifolds import Euclidean, PoincareBall, Product, Sphere, convert

@@ -12,13 +12,13 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from horosphere.embedding.cones import excess_to_all
 from horosphere.embedding.curvature import fixed, learnable
 from horosphere.embedding.fitting import first_points, fit_distances, fit_ranking, wanted_lengths
 from horosphere.embedding.graph import Graph, as_graph
 from horosphere.embedding.initialise import beside_neighbours, near_origin
 from horosphere.embedding.io import from_json, load_tensors, save_tensors, to_json
 from horosphere.embedding.lengths import as_lengths
+from horosphere.embedding.losses import PairLoss, loss_by_name
 from horosphere.embedding.scores import DistortionScores, Scores, distances_to_all, distortion, reconstruction
 from horosphere.embedding.trainer import EpochInfo
 from horosphere.embedding.validation import (
@@ -171,7 +171,7 @@ class GraphEmbedding(BaseEstimator):
         dimension = dimension_of(self.manifold, self.n_components)
         rng = np.random.default_rng([seed])
         manifold, learn = space_of(self.manifold, self.learn_curvature)
-        if self.loss == "distortion":
+        if loss_by_name(self.loss).of_lengths:
             lengths = wanted_lengths(given, self.metric)
             _, longest, mean = lengths.extent
             if learn:
@@ -205,7 +205,7 @@ class GraphEmbedding(BaseEstimator):
         check_arguments(self)
         manifold = self.manifold_
         added = self._read(graph)
-        joined = self.graph_.joined(added, lengths=self.loss == "distortion")
+        joined = self.graph_.joined(added, lengths=loss_by_name(self.loss).of_lengths)
         n_old, n_new = len(self.nodes_), len(joined.nodes) - len(self.nodes_)
         losses: list[float] = []
         points = self.embedding_
@@ -216,7 +216,7 @@ class GraphEmbedding(BaseEstimator):
             fresh = near_origin(manifold, n_new, self.n_components_, rng)
             start = torch.cat([torch.from_numpy(points.copy()), fresh])
             start = beside_neighbours(manifold, start, n_old, joined.edges, rng)
-            if self.loss == "distortion":
+            if loss_by_name(self.loss).of_lengths:
                 lengths = wanted_lengths(joined, self.metric, n_old)
                 points, losses, _ = fit_distances(self, start, joined, lengths, manifold, seed, None, n_old)
             else:
@@ -252,11 +252,12 @@ class GraphEmbedding(BaseEstimator):
             )
         where = np.asarray([self.graph_.index[label] for label in asked.nodes])
         points = torch.from_numpy(self.embedding_)
-        if self.loss == "distortion":
+        loss = loss_by_name(self.loss)
+        if not isinstance(loss, PairLoss):
             return distortion(asked, points[torch.from_numpy(where)], self.manifold_, metric=self.metric)
         asked = asked.expanded(closure=self.closure, undirected=self.undirected)
-        to_all = excess_to_all if self.loss == "cones" else distances_to_all
-        return reconstruction(Graph(self.nodes_, where[asked.edges], asked.weights), points, self.manifold_, to_all)
+        known = Graph(self.nodes_, where[asked.edges], asked.weights)
+        return reconstruction(known, points, self.manifold_, loss.to_all)
 
     def score(self, graph: Any, y: None = None) -> float:
         """The higher the better: mean average precision in [0, 1], or minus the average distortion. See `evaluate`."""
@@ -364,7 +365,7 @@ class GraphEmbedding(BaseEstimator):
         return hasattr(self, "embedding_")
 
     def _read(self, graph: Any) -> Graph:
-        return with_edges(as_lengths(graph, self.metric) if self.loss == "distortion" else as_graph(graph))
+        return with_edges(as_lengths(graph, self.metric) if loss_by_name(self.loss).of_lengths else as_graph(graph))
 
     def _set(self, points: np.ndarray, given: Graph, manifold, losses: list[float], dimension: int) -> None:
         self.embedding_ = points

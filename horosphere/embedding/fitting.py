@@ -13,16 +13,14 @@ from torch import Tensor
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.initialise import ambient_dim, near_origin
 from horosphere.embedding.lengths import Lengths, start_at_mean
+from horosphere.embedding.losses import Loss, loss_by_name
 from horosphere.embedding.mds import hyperbolic_mds_start
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
-from horosphere.embedding.trainer import EpochInfo, engine_name, train, train_distances
+from horosphere.embedding.trainer import EpochInfo, Run, engine_name, train
 from horosphere.embedding.trees import tree_start
 
 __all__ = ["first_points", "fit_distances", "fit_ranking", "wanted_lengths"]
 
-# What n_epochs and learning_rate are where they are left open.
-RANKING = (300, 0.1)
-DISTORTION = (60, 0.01)
 # A point has about as far to go however many epochs there are for it: pairs taken one at a time bear a rate of
 # 30 / n_epochs, up to this. Batches, whose steps are summed, do not.
 LARGEST_RATE = 2.0
@@ -60,22 +58,23 @@ def first_points(
 def fit_ranking(
     model: Any, start: Tensor, given: Graph, manifold, seed: int, checkpoint, n_fixed: int = 0
 ) -> tuple[np.ndarray, list[float], Any]:
-    """(points, losses, manifold) of the ranking loss or of cones, see `trainer.train`."""
+    """(points, losses, manifold) of a loss of pairs, see `trainer.train`."""
+    loss = loss_by_name(model.loss)
     pairs = given.expanded(closure=model.closure, undirected=model.undirected)
-    n_epochs, rate = _defaults(model, RANKING)
+    n_epochs, rate = _defaults(model, loss)
     # New nodes have a neighbourhood to start in: nothing to sort out first.
     burn_in = 0 if n_fixed else min(model.burn_in, LONGEST_BURN_IN * n_epochs)
     from_nothing = not n_fixed and isinstance(model.init, str) and model.init == "random"
-    by_pairs = model.loss == "ranking" and engine_name(model.engine, manifold) == "numba"
+    by_pairs = engine_name(model.engine, manifold, loss) == "numba"
     if model.learning_rate is None and from_nothing and by_pairs:
-        rate = max(rate, min(rate * RANKING[0] / n_epochs, LARGEST_RATE))
+        rate = max(rate, min(rate * loss.n_epochs / n_epochs, LARGEST_RATE))
     # Of cones: points that were given are not ranked, nor drawn in, first.
     settled = bool(n_fixed) or not isinstance(model.init, str)
     schedule = Schedule(
         n_epochs, rate, int(model.n_negatives), int(model.batch_size), burn_in, seed, model.loss, settled
     )
-    with _run(model, n_epochs, checkpoint, n_fixed) as how:
-        return train(start.numpy(), pairs, manifold, schedule, **how)
+    with _run(model, n_epochs, checkpoint, n_fixed) as run:
+        return train(start.numpy(), pairs, manifold, schedule, run)
 
 
 def fit_distances(
@@ -90,15 +89,15 @@ def fit_distances(
     *,
     learn: bool = False,
 ) -> tuple[np.ndarray, list[float], Any]:
-    """(points, losses, manifold) of the distortion loss, see `trainer.train_distances`."""
-    n_epochs, rate = _defaults(model, DISTORTION)
+    """(points, losses, manifold) of the distortion loss, see `trainer.train`."""
+    n_epochs, rate = _defaults(model, loss_by_name(model.loss))
     # A start that was chosen would be lost in the first throws of the stress.
     settled = (not isinstance(model.init, str) or model.init != "random",)
     schedule = DistortionSchedule(
         n_epochs, rate, int(model.batch_size), seed, model.metric, learn, *lengths.extent, *settled
     )
-    with _run(model, n_epochs, checkpoint, n_fixed) as how:
-        return train_distances(start.numpy(), given, lengths, manifold, schedule, **how)
+    with _run(model, n_epochs, checkpoint, n_fixed) as run:
+        return train(start.numpy(), given, manifold, schedule, run, lengths=lengths)
 
 
 def wanted_lengths(graph: Graph, metric: str, n_fixed: int = 0) -> Lengths:
@@ -114,13 +113,13 @@ def wanted_lengths(graph: Graph, metric: str, n_fixed: int = 0) -> Lengths:
     return lengths
 
 
-def _defaults(model: Any, defaults: tuple[int, float]) -> tuple[int, float]:
+def _defaults(model: Any, loss: Loss) -> tuple[int, float]:
     n_epochs, rate = model.n_epochs, model.learning_rate
-    return int(defaults[0] if n_epochs is None else n_epochs), float(defaults[1] if rate is None else rate)
+    return int(loss.n_epochs if n_epochs is None else n_epochs), float(loss.learning_rate if rate is None else rate)
 
 
 @contextmanager
-def _run(model: Any, n_epochs: int, checkpoint, n_fixed: int) -> Iterator[dict[str, Any]]:
+def _run(model: Any, n_epochs: int, checkpoint, n_fixed: int) -> Iterator[Run]:
     """What the trainer is told whatever the loss; a progress bar while it runs."""
     callbacks = list(model.callbacks or ())
     bar = None
@@ -135,14 +134,14 @@ def _run(model: Any, n_epochs: int, checkpoint, n_fixed: int) -> Iterator[dict[s
 
         callbacks.append(show)
     try:
-        yield {
-            "engine": model.engine,
-            "n_threads": effective_n_jobs(model.n_jobs),
-            "n_fixed": n_fixed,
-            "callbacks": callbacks,
-            "checkpoint_path": checkpoint,
-            "checkpoint_every": model.checkpoint_every,
-        }
+        yield Run(
+            engine=model.engine,
+            n_threads=effective_n_jobs(model.n_jobs),
+            n_fixed=n_fixed,
+            callbacks=callbacks,
+            checkpoint_path=checkpoint,
+            checkpoint_every=model.checkpoint_every,
+        )
     finally:
         if bar is not None:
             bar.close()

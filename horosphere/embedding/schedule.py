@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from horosphere.embedding.losses.base import loss_by_name
+
 __all__ = ["DistortionSchedule", "Schedule"]
 
 STAGES = 10  # A training of fewer passes than this is cut into as many stages, each at its own rate.
@@ -38,22 +40,25 @@ class Schedule:
         return epoch < self.burn_in
 
     @property
-    def first_of_cones(self) -> int:
-        """The epoch from which on such a run works on cones.
+    def first_own(self) -> int:
+        """The epoch from which on a run works on its own loss.
 
-        The first half ranks, to sort the nodes out; points that are ``settled`` go without.
+        Where that loss ``ranks_first`` the first half ranks, to sort the nodes out; points that are ``settled`` go
+        without.
         """
-        return 0 if self.settled else self.n_epochs // 2
+        ranks_first = getattr(loss_by_name(self.loss), "ranks_first", False)
+        return self.n_epochs // 2 if ranks_first and not self.settled else 0
 
-    def cones(self, epoch: float) -> bool:
-        return self.loss == "cones" and epoch >= self.first_of_cones
+    def own(self, epoch: float) -> bool:
+        """Whether the loss is worked on itself, and not the ranking that comes before."""
+        return epoch >= self.first_own
 
     def rate(self, epoch: float) -> float:
         """When so many epochs are done."""
         if self.burning_in(epoch):
             return self.learning_rate / 10
-        if self.cones(epoch):
-            return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.first_of_cones)
+        if getattr(loss_by_name(self.loss), "ranks_first", False) and self.own(epoch):
+            return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.first_own)
         return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.burn_in)
 
 

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from horosphere.embedding.cones import bounded, cone_loss, drawn_in, outside_centre
 from horosphere.embedding.curvature import fixed
 from horosphere.embedding.graph import Graph
-from horosphere.embedding.losses import ranking_loss
+from horosphere.embedding.losses import PairLoss, Ranking, loss_by_name
 from horosphere.embedding.sampling import NegativeSampler, epoch_edges, epoch_rng
 from horosphere.embedding.schedule import Schedule
 from horosphere.manifolds.parameter import ManifoldParameter
@@ -21,6 +20,8 @@ __all__ = ["TorchEngine"]
 # The longest step of a learned curvature, of itself: beyond it the slope that was taken says nothing, and curvatures of
 # 1e50 follow. Where it may cross 0, a tenth of the curvature 1 at least.
 LONGEST = 0.1
+# What losses that rank first begin with.
+RANKING = Ranking()
 
 
 class TorchEngine:
@@ -41,6 +42,10 @@ class TorchEngine:
     def __init__(self, points: np.ndarray, pairs: Graph, graph: Graph, manifold, schedule: Schedule, n_fixed: int = 0):
         n = len(graph.nodes)
         self._schedule, self._n_fixed = schedule, n_fixed
+        loss = loss_by_name(schedule.loss)
+        if not isinstance(loss, PairLoss):
+            raise TypeError(f'loss="{schedule.loss}" is no loss of pairs')
+        self._loss = loss
         self._edges, self._weights = pairs.edges, pairs.weights
         self._uniform = NegativeSampler(graph.edges, n)
         self._by_degree = NegativeSampler(graph.edges, n, np.bincount(graph.edges[:, 1], minlength=n))
@@ -71,8 +76,8 @@ class TorchEngine:
     def run(self, epoch: int) -> float:
         """Train one epoch; the sum of the losses of its pairs."""
         with _one_thread():
-            if self._schedule.cones(epoch) and epoch == self._schedule.first_of_cones:
-                self._begin_cones()
+            if epoch == self._schedule.first_own:
+                self._begin()
             if not len(self._edges):
                 return 0.0
             rng = epoch_rng(self._schedule.seed, epoch)
@@ -83,8 +88,8 @@ class TorchEngine:
         rate = self._schedule.rate(epoch)
         for group, share in zip(self._optimizer.param_groups, (1, self._schedule.batch_size), strict=False):
             group["lr"] = rate / share
-        bound = (rate, self._schedule.learning_rate) if self._schedule.cones(epoch) else None
-        return sum(self._step(batch, bound) for batch in self._batches(epoch, pairs, rng))
+        loss = self._loss if self._schedule.own(epoch) else RANKING
+        return sum(self._step(loss, batch, rate) for batch in self._batches(epoch, pairs, rng))
 
     def _batches(self, epoch: float, pairs: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
         count = self._schedule.n_negatives
@@ -106,28 +111,31 @@ class TorchEngine:
         drawn[~some] = self._uniform.draw(sources[~some], count, rng)
         return drawn
 
-    def _begin_cones(self) -> None:
+    @torch.no_grad()
+    def _begin(self) -> None:
         if not self._schedule.settled:
-            with torch.no_grad():
-                self._table.copy_(drawn_in(self._table.detach(), self._table.manifold))
-        self._move_out(torch.arange(self._n_fixed, len(self._table), device="cpu"))
+            points = self._table.detach()
+            started = self._loss.start(points, self._table.manifold)
+            if started is not points:
+                self._table.copy_(started)
+        self._keep(self._loss, torch.arange(self._n_fixed, len(self._table), device="cpu"))
 
-    def _move_out(self, rows: torch.Tensor) -> None:
-        """Apexes of cones keep away from the origin."""
-        with torch.no_grad():
-            self._table[rows] = outside_centre(self._table.detach()[rows], self._table.manifold)
+    @torch.no_grad()
+    def _keep(self, loss: PairLoss, rows: torch.Tensor) -> None:
+        points = self._table.detach()[rows]
+        kept = loss.kept(points, self._table.manifold)
+        if kept is not points:
+            self._table[rows] = kept
 
-    def _step(self, batch: np.ndarray, bound: tuple[float, float] | None) -> float:
-        """One step on a batch; of cones with ``bound``, the rate and the largest rate."""
+    def _step(self, loss: PairLoss, batch: np.ndarray, rate: float) -> float:
+        """One step on a batch."""
         rows, local = np.unique(batch, return_inverse=True)
         index = torch.from_numpy(rows)
         points = self._table.detach().index_select(0, index).requires_grad_()
-        loss = (ranking_loss if bound is None else cone_loss)(
-            points, torch.from_numpy(local.reshape(batch.shape)), self._table.manifold
-        )
-        gradient, *slopes = torch.autograd.grad(loss, [points, *self._learned])
-        if bound is not None:
-            gradient = bounded(gradient, points.detach(), self._table.manifold, *bound)
+        manifold = self._table.manifold
+        cost = loss.batch(points, torch.from_numpy(local.reshape(batch.shape)), manifold)
+        gradient, *slopes = torch.autograd.grad(cost, [points, *self._learned])
+        gradient = loss.bounded(gradient, points.detach(), manifold, rate, self._schedule.learning_rate)
         for parameter, slope in zip(self._learned, slopes, strict=True):
             parameter.grad = _bounded_slope(slope, parameter, self._optimizer.param_groups[1]["lr"])
         first = int(np.searchsorted(rows, self._n_fixed))
@@ -135,9 +143,8 @@ class TorchEngine:
             index[first:].unsqueeze(0), gradient[first:], self._table.shape, is_coalesced=True, check_invariants=False
         )
         self._optimizer.step()
-        if bound is not None:
-            self._move_out(index[first:])
-        return loss.item()
+        self._keep(loss, index[first:])
+        return cost.item()
 
 
 def _bounded_slope(slope: torch.Tensor, parameter: torch.Tensor, rate: float) -> torch.Tensor:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from horosphere.embedding.compiled_engine import CompiledEngine, working_manifold
-from horosphere.embedding.cones import check_cones
 from horosphere.embedding.distortion_engine import DistortionEngine
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import load_tensors, save_tensors
 from horosphere.embedding.lengths import Lengths
+from horosphere.embedding.losses import Loss, loss_by_name
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.torch_engine import TorchEngine
 from horosphere.manifolds import manifold_config
 from horosphere.manifolds.hooks import own
 
-__all__ = ["Checkpoint", "DivergenceError", "EpochInfo", "engine_name", "train", "train_distances"]
+__all__ = ["Checkpoint", "DivergenceError", "EpochInfo", "Run", "engine_name", "train"]
 
 
 @dataclass(frozen=True)
@@ -108,26 +108,11 @@ def run_digest(
     return digest.hexdigest()
 
 
-def train(
-    start: np.ndarray,
-    graph: Graph,
-    manifold,
-    schedule: Schedule,
-    *,
-    engine: str = "auto",
-    n_threads: int = 1,
-    n_fixed: int = 0,
-    callbacks: Sequence[Callable[[EpochInfo], None]] = (),
-    checkpoint_path: str | os.PathLike | None = None,
-    checkpoint_every: int = 10,
-) -> tuple[np.ndarray, list[float], Any]:
-    """Minimise the ranking loss of the graph's pairs by Riemannian SGD.
+@dataclass(frozen=True)
+class Run:
+    """How a training is run, whatever it trains.
 
-    Args:
-        start: (n_nodes, D) float64 points.
-        graph: the pairs to train on.
-        manifold: a `geoopt.Manifold`.
-        schedule: the settings.
+    Attributes:
         engine: "numba" (a pair at a time; for products of flat, hyperbolic and spherical parts), "torch" (batches; any
             manifold) or "auto": numba where it can.
         n_threads: of the numba engine.
@@ -135,56 +120,64 @@ def train(
         callbacks: called with an `EpochInfo` after each epoch.
         checkpoint_path: where to keep a `Checkpoint`, taken up if it exists; None: nowhere.
         checkpoint_every: epochs between two writes.
+    """
+
+    engine: str = "auto"
+    n_threads: int = 1
+    n_fixed: int = 0
+    callbacks: Sequence[Callable[[EpochInfo], None]] = ()
+    checkpoint_path: str | os.PathLike | None = None
+    checkpoint_every: int = 10
+
+
+def train(
+    start: np.ndarray,
+    graph: Graph,
+    manifold,
+    schedule: Schedule | DistortionSchedule,
+    run: Run = Run(),
+    *,
+    lengths: Lengths | None = None,
+) -> tuple[np.ndarray, list[float], Any]:
+    """Minimise a loss of the graph's pairs, or of lengths of all pairs of nodes, by Riemannian SGD.
+
+    Args:
+        start: (n_nodes, D) float64 points.
+        graph: the pairs to train on.
+        manifold: a `geoopt.Manifold`.
+        schedule: the settings; a `DistortionSchedule` goes with ``lengths``.
+        run: engine, threads, callbacks and checkpoint.
+        lengths: of the graph, to be fitted.
 
     Returns:
-        The points, the mean loss of each epoch, and the manifold, whose learned curvatures are numbers now.
+        The points, the mean loss of each epoch (of lengths: the mean of |d / g - 1| on the way), and the manifold,
+        whose learned curvatures are numbers now.
 
     Raises:
-        ValueError: the engine does not serve the manifold; a checkpoint of another run.
+        ValueError: the engine does not serve the manifold or the loss; a checkpoint of another run; a curvature to be
+            learned where there is none.
         DivergenceError: the loss or a point is not finite after an epoch. It holds the points of the epoch before, and
             so does the checkpoint.
     """
-    pairs = _usable(graph, n_fixed)
-    work = _engine(engine, start, pairs, graph, manifold, schedule, n_fixed, n_threads)
-    digest = run_digest(graph, start, schedule, manifold, n_fixed, work.name) if checkpoint_path is not None else ""
-    kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
-    points, losses = _epochs(work, 1 / max(1, len(pairs.edges)), schedule, graph.nodes, callbacks, kept)
-    return points, losses, work.manifold
-
-
-def train_distances(
-    start: np.ndarray,
-    graph: Graph,
-    lengths: Lengths,
-    manifold,
-    schedule: DistortionSchedule,
-    *,
-    engine: str = "auto",
-    n_threads: int = 1,
-    n_fixed: int = 0,
-    callbacks: Sequence[Callable[[EpochInfo], None]] = (),
-    checkpoint_path: str | os.PathLike | None = None,
-    checkpoint_every: int = 10,
-) -> tuple[np.ndarray, list[float], Any]:
-    """Fit distances to wanted lengths, and the curvatures along where the schedule says so.
-
-    Args:
-        start, manifold, engine, n_threads, n_fixed, callbacks, checkpoint_path, checkpoint_every: as in `train`.
-        graph: whose lengths they are.
-        lengths: of the graph.
-        schedule: the settings.
-
-    Returns:
-        The points, the mean of |d / g - 1| of each epoch on the way, and the manifold, whose curvatures may have moved.
-
-    Raises:
-        ValueError, DivergenceError: as `train`; a curvature to be learned where there is none.
-    """
-    name = engine_name(engine, manifold)
-    work = DistortionEngine(start, lengths, manifold, schedule, name, n_fixed, n_threads)
-    digest = run_digest(graph, start, schedule, manifold, n_fixed, name) if checkpoint_path is not None else ""
-    kept = Checkpoint(checkpoint_path, checkpoint_every, digest) if checkpoint_path is not None else None
-    points, losses = _epochs(work, 1.0, schedule, graph.nodes, callbacks, kept)
+    if isinstance(schedule, DistortionSchedule):
+        if lengths is None:
+            raise ValueError("a DistortionSchedule goes with lengths")
+        name = engine_name(run.engine, manifold)
+        work = DistortionEngine(start, lengths, manifold, schedule, name, run.n_fixed, run.n_threads)
+        share = 1.0
+    else:
+        pairs = _usable(graph, run.n_fixed)
+        name = engine_name(run.engine, manifold, loss_by_name(schedule.loss))
+        if name == "torch":
+            work = TorchEngine(start, pairs, graph, manifold, schedule, run.n_fixed)
+        else:
+            work = CompiledEngine(start, pairs, graph, manifold, schedule, run.n_fixed, run.n_threads)
+        share = 1 / max(1, len(pairs.edges))
+    kept = None
+    if run.checkpoint_path is not None:
+        digest = run_digest(graph, start, schedule, manifold, run.n_fixed, name)
+        kept = Checkpoint(run.checkpoint_path, run.checkpoint_every, digest)
+    points, losses = _epochs(work, share, schedule, graph.nodes, run.callbacks, kept)
     return points, losses, work.manifold
 
 
@@ -219,12 +212,18 @@ def _epochs(work, share: float, schedule, nodes: list, callbacks, checkpoint: Ch
     return work.points(), losses
 
 
-def engine_name(name: str, manifold) -> str:
-    """Which engine, "numba" or "torch", a choice ("auto" too) comes to on a manifold.
+def engine_name(name: str, manifold, loss: Loss | None = None) -> str:
+    """Which engine, "numba" or "torch", a choice ("auto" too) comes to on a manifold and for a loss.
 
     Raises:
-        ValueError: the engine that was asked for does not serve the manifold.
+        ValueError: the loss has no meaning on the manifold, or the engine that was asked for does not serve them.
     """
+    if loss is not None:
+        loss.check_manifold(manifold)
+        if name != "auto" and name not in loss.engines:
+            raise ValueError(f'engine="{name}" has no {loss.name}: use engine="{loss.engines[0]}"')
+        if "numba" not in loss.engines:
+            return "torch"
     served = working_manifold(manifold) is not None
     if name == "numba" and not served:
         raise ValueError(
@@ -232,16 +231,6 @@ def engine_name(name: str, manifold) -> str:
             f'not {manifold}; use engine="torch"'
         )
     return "torch" if name == "torch" or not served else "numba"
-
-
-def _engine(name: str, start, pairs, graph, manifold, schedule, n_fixed, n_threads) -> TorchEngine | CompiledEngine:
-    if schedule.loss == "cones":
-        check_cones(manifold)
-        if name == "numba":
-            raise ValueError('engine="numba" has no cones: use engine="torch"')
-    if schedule.loss == "cones" or engine_name(name, manifold) == "torch":
-        return TorchEngine(start, pairs, graph, manifold, schedule, n_fixed)
-    return CompiledEngine(start, pairs, graph, manifold, schedule, n_fixed, n_threads)
 
 
 def _usable(graph: Graph, n_fixed: int) -> Graph:

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from horosphere.embedding.curvature import curvatures, with_curvatures
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import unsaveable
+from horosphere.embedding.losses import loss_by_name
 from horosphere.manifolds import Product, Sphere, dimension_of_name, hooks, manifold_by_name
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
 
 _CHOICES = {
     "engine": ("auto", "numba", "torch"),
-    "loss": ("ranking", "distortion", "cones"),
     "metric": ("shortest_path", "precomputed"),
 }
 
@@ -47,13 +47,7 @@ def check_arguments(model: Any) -> None:
         if value not in choices:
             shown = ", ".join(f'"{choice}"' for choice in choices[:-1])
             raise ValueError(f'{name} must be {shown} or "{choices[-1]}", got {value!r}')
-    if model.loss != "distortion" and model.metric != "shortest_path":
-        raise ValueError('metric="precomputed" is for loss="distortion": other losses want edges, not distances')
-    if model.loss == "distortion" and model.closure:
-        raise ValueError(
-            "closure=True is for the other losses: in the closure every ancestor would be at distance 1, and the "
-            "distortion loss takes the paths of the graph as it is given"
-        )
+    loss_by_name(model.loss).check(model)
     rate = model.learning_rate
     if rate is not None:
         if not isinstance(rate, Real) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):

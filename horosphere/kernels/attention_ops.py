@@ -169,11 +169,9 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
 
 
 @torch.library.impl("horosphere::attention_backward", "default")
-def _(
-    out, lse, dout, dlse, curvature, wanted,
-    tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl,
-):  # fmt: skip
+def _(out, lse, dout, dlse, curvature, wanted, *given):
     """Gradients of the packed chords, value, eps, power and bias (empty where it is not ``wanted``, the third)."""
+    tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl = given
     parts = unpack(tensors, time_dims, weighted)
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
@@ -202,10 +200,8 @@ def _(
 
 
 @torch.library.register_fake("horosphere::attention_backward")
-def _(
-    out, lse, dout, dlse, curvature, wanted,
-    tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl,
-):  # fmt: skip
+def _(out, lse, dout, dlse, curvature, wanted, *given):
+    tensors, _, _, value, eps, power, bias, *_ = given
     points = [t.new_empty(t.shape) for t in tensors]
     dbias = bias.new_empty(bias.shape) if wanted[2] else value.new_empty(0)
     return points, value.new_empty(value.shape), eps.new_empty(eps.shape), power.new_empty(power.shape), dbias

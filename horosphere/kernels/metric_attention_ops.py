@@ -146,11 +146,9 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
 
 
 @torch.library.impl("horosphere::metric_attention_backward", "default")
-def _(
-    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve,
-    impl,
-):  # fmt: skip
+def _(out, lse, dout, dlse, wanted, *given):
     """Gradients of the fibres, value, eps, power and bias (empty where it is not ``wanted``, the third)."""
+    tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve, impl = given
     f = fibres_of(tensors, end)
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
@@ -177,10 +175,8 @@ def _(
 
 
 @torch.library.register_fake("horosphere::metric_attention_backward")
-def _(
-    out, lse, dout, dlse, wanted, tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, resolve,
-    impl,
-):  # fmt: skip
+def _(out, lse, dout, dlse, wanted, *given):
+    tensors, _, value, eps, power, bias, *_ = given
     fibres = [t.new_empty(t.shape) for t in tensors]
     dbias = bias.new_empty(bias.shape) if wanted[2] else value.new_empty(0)
     return fibres, value.new_empty(value.shape), eps.new_empty(eps.shape), power.new_empty(power.shape), dbias

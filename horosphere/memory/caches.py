@@ -1,4 +1,4 @@
-"""Caches that do not keep every token as it was: coded keys and values, or a fixed number of summaries."""
+"""A cache that keeps tokens in code."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from horosphere.attention import stream_cache
-from horosphere.attention.cache import CacheTokens, lower_right
+from horosphere.attention.caches import TokenCache, check_space, lower_right
 from horosphere.attention.functional import geodesic_attention
 from horosphere.attention.merge import merge
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.memory.compression import HyperbolicCompressor
 from horosphere.memory.packed import Packed
 
-__all__ = ["CompressedCache", "SummaryCache"]
+__all__ = ["CompressedCache"]
 
 # Tokens decoded at a time: 4096 rows of 64 float32 are 1 MiB a head, and gone before the next.
 BLOCK_ROWS = 4096
 
 
-class CompressedCache(CacheTokens):
+class CompressedCache(TokenCache):
     """Keeps tokens coded: at 4 bits a coordinate about an eighth of the memory, and a small error.
 
     The last tokens are kept as they are until ``block`` of them are there; then they are coded together. The first
@@ -57,15 +56,14 @@ class CompressedCache(CacheTokens):
         """Bytes of the keys held."""
         return self._bytes("key_codes", "low", "high", "recent_key")
 
-    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
-        _check_space(self.code.manifold, manifold, "code")
+    def answer(self, query, key, value, manifold, *, key_mask, **options):
+        check_space(self.code.manifold, manifold, "code")
         if options["weight"] == "dot":
             raise ValueError('weight="dot" has no points to code: use a DenseCache')
         self._check_finite(key, value)
         self._hold_mask(key, key_mask)
         # in pieces that end where a block does: one call equals a call for every token
         outs = [self._read(query[:, :, piece], manifold, options) for piece in self._taken_in(key, value)]
-        self.remember(key, value, owner)
         return torch.cat(outs, 2) if outs else value.new_zeros(*query.shape[:-1], value.shape[-1])
 
     def append(
@@ -77,7 +75,7 @@ class CompressedCache(CacheTokens):
         self._hold_mask(key, key_mask)
         for _ in self._taken_in(key, value):
             pass
-        self.remember(key, value, owner)
+        self._remember(key, value, owner)
         return self
 
     @staticmethod
@@ -151,41 +149,6 @@ class CompressedCache(CacheTokens):
 
     def extra_repr(self) -> str:
         return f"{self._seen} tokens, {self.coded} of them coded, {self.code!r}"
-
-
-class SummaryCache(stream_cache.SummaryCache):
-    """A fixed number of summaries in place of the tokens, for a layer of this manifold: memory does not grow.
-
-    The weights are "inverse".
-
-    Args:
-        manifold: that of the layer.
-        slots, chunk: as in :func:`horosphere.attention.summary_attention`, whose output the steps add up to; those of a
-            layer with ``pattern="summary"`` make decoding equal its parallel forward.
-
-    Raises:
-        ValueError: slots or chunk below 1.
-    """
-
-    def __init__(self, manifold: geoopt.Manifold, slots: int = 64, chunk: int = 64):
-        if slots < 1 or chunk < 1:
-            raise ValueError(f"slots and chunk must be at least 1; got {slots} and {chunk}")
-        super().__init__(slots, chunk)
-        self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
-
-    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
-        _check_space(self._manifold[0], manifold, "manifold")
-        return super()._answer(query, key, value, manifold, key_mask, owner, **options)
-
-
-def _check_space(own: geoopt.Manifold, asked: geoopt.Manifold, what: str) -> None:
-    """ValueError where a cache made for one manifold is used by a layer of another."""
-    if own is asked:
-        return
-    mine, other = (dict(m.state_dict()) for m in (own, asked))
-    same = type(own) is type(asked) and repr(own) == repr(asked) and mine.keys() == other.keys()
-    if not same or any(not torch.equal(mine[name], other[name]) for name in mine):
-        raise ValueError(f"the cache's {what} is of {own!r}, the layer's points are on {asked!r}")
 
 
 def _joined(held: Tensor | None, new: Tensor) -> Tensor:

@@ -28,6 +28,27 @@ def check_tokens(ids: Tensor, labels: Tensor | None, vocab_size: int) -> None:
         raise ValueError(f"ids must lie in 0..{vocab_size - 1}; got {int(ids.min())}..{int(ids.max())}")
 
 
+def real_tokens(ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """The mask of padded sequences as bool (B, N), True where a token is real; None where all are.
+
+    Raises:
+        ValueError: another shape, or numbers other than 0 and 1.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != ids.shape or attention_mask.dtype.is_floating_point:
+        raise ValueError(
+            f"attention_mask must hold bool or 0 and 1 in the shape of ids, {tuple(ids.shape)}; got "
+            f"{attention_mask.dtype} {tuple(attention_mask.shape)}"
+        )
+    return attention_mask.to(torch.bool)
+
+
+def scored_labels(labels: Tensor, real: Tensor | None) -> Tensor:
+    """Labels, those of padding left out."""
+    return labels if real is None else labels.masked_fill(~real, LEFT_OUT)
+
+
 def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean cross entropy in nats of labels[:, 1:] given what is before, 0 where none of them is scored, and that of
     each token (B, N - 1), 0 where it is left out.
@@ -40,26 +61,33 @@ def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def continued(
     model: nn.Module,
     ids: Tensor,
-    next_logits: Callable[[Tensor], Tensor],
+    next_logits: Callable[[Tensor, Tensor | None], Tensor],
     new_tokens: int,
     temperature: float,
     generator: torch.Generator | None,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
     """ids (B, N) with ``new_tokens`` more behind, the likeliest at temperature 0, else drawn, in evaluation mode.
 
     Args:
-        next_logits: tokens that follow those of earlier calls (B, M) -> logits (B, V) of what comes next.
+        next_logits: tokens that follow those of earlier calls (B, M), and their mask -> logits (B, V) of what comes
+            next.
+        attention_mask: of ids; shorter sequences are padded on the left.
 
     Raises:
-        ValueError: a number of new tokens or a temperature below 0.
+        ValueError: a number of new tokens or a temperature below 0, or padding on the right.
     """
+    real = real_tokens(ids, attention_mask)
+    if real is not None and not bool(real[:, -1].all()):
+        raise ValueError("attention_mask must end with real tokens: pad shorter sequences on the left")
     if new_tokens < 0 or temperature < 0:
         raise ValueError(f"new_tokens and temperature must be at least 0; got {new_tokens} and {temperature}")
     training, fresh = model.training, ids
     model.eval()
     try:
         for _ in range(new_tokens):
-            logits = next_logits(fresh)
+            logits = next_logits(fresh, real)
+            real = None
             if temperature == 0:
                 fresh = logits.argmax(-1, keepdim=True)
             else:

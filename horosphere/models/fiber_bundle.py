@@ -24,7 +24,7 @@ from horosphere.diagnostics import effective_rank, rank_residual
 from horosphere.manifolds import BoundedParameter, LowRankMetric, ManifoldParameter, TokenMetric
 from horosphere.manifolds.metric_distance import ENDS
 from horosphere.models._io import load_model, save_model
-from horosphere.models._tokens import check_tokens, continued, token_losses
+from horosphere.models._tokens import check_tokens, continued, real_tokens, scored_labels, token_losses
 
 # Triangles of a sequence whose curvature and torsion are looked at.
 TRIANGLES = 64
@@ -102,13 +102,16 @@ class Geometry(NamedTuple):
 
 
 class FiberState(NamedTuple):
-    """What a block keeps of earlier tokens: keys and carried values (B, H, M, D/H), metrics, and angle features."""
+    """What a block keeps of earlier tokens: keys and carried values (B, H, M, D/H), metrics, angle features, and which
+    of them are real (B, M), None where all are.
+    """
 
     key: Tensor
     value: Tensor
     scale: Tensor
     factor: Tensor
     angle: Tensor | None
+    real: Tensor | None
 
 
 class FiberBundleOutput(NamedTuple):
@@ -163,18 +166,24 @@ class FiberBundleBlock(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, past: FiberState | None = None) -> tuple[Tensor, FiberState]:
-        """x (B, N, D) -> the same shape, and the state that includes these tokens."""
+    def forward(
+        self, x: Tensor, past: FiberState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, FiberState]:
+        """x (B, N, D), of which tokens ``real`` (B, N) are no padding -> the same shape, and the state with them."""
         h = self.attention_norm(x)
         g = self.metric(h)
         local = g.heads(self.heads)
         angle = None if self.angle is None else self.angle(h)
         query = self._split(self.query(h))
         state = FiberState(
-            self._split(self.key(h)), self._split(g.sqrt_matmul(self.value(h))), local.scale, local.factor, angle
+            self._split(self.key(h)), self._split(g.sqrt_matmul(self.value(h))), local.scale, local.factor, angle, real
         )
         if past is not None:
-            axes = (-2, -2, -1, -3, -2)
+            if real is None and past.real is not None:
+                state = state._replace(real=past.real.new_ones(x.shape[:2]))
+            if real is not None and past.real is None:
+                past = past._replace(real=real.new_ones(x.shape[0], past.key.shape[-2]))
+            axes = (-2, -2, -1, -3, -2, -1)
             state = FiberState(
                 *(
                     None if old is None else torch.cat((old, new), at)
@@ -183,6 +192,9 @@ class FiberBundleBlock(nn.Module):
             )
         n, m = x.shape[1], state.key.shape[-2]
         mask = None if n in (1, m) else torch.ones(n, m, dtype=torch.bool, device=x.device).tril(m - n)
+        if state.real is not None:
+            seen = state.real[:, None, None]
+            mask = seen if mask is None else seen & mask
         mean = metric_attention(
             query,
             state.key,
@@ -259,6 +271,7 @@ class FiberBundleLM(nn.Module):
         ids: Tensor,
         labels: Tensor | None = None,
         *,
+        attention_mask: Tensor | None = None,
         cache: list[FiberState] | None = None,
         use_cache: bool = False,
         return_geometry: bool = False,
@@ -270,6 +283,8 @@ class FiberBundleLM(nn.Module):
             ids: (B, N) integers below vocab_size.
             labels: (B, N), usually ids themselves: the loss is the mean cross entropy in nats of labels[:, 1:] given
                 what is before; -100 is left out. The loss of labels that are all left out is 0.
+            attention_mask: (B, N) bool or 0 and 1, 0 for padding: logits of the others are those of their sequence
+                alone, whose first real token has position 0. Labels of padding are left out.
             cache: of earlier tokens, from ``out.cache``; given or with ``use_cache`` the new one is returned.
             use_cache: start a cache.
             return_geometry: also measure the bundle, see :class:`Geometry`.
@@ -287,22 +302,33 @@ class FiberBundleLM(nn.Module):
             )
         if self.training and torch.is_grad_enabled():
             self._renew_fibres()
-        x = functional.embedding(ids, self.table) + self.positions[before : before + ids.shape[1]]
+        real = real_tokens(ids, attention_mask)
+        x = functional.embedding(ids, self.table) + self._positions(ids, real, cache)
         states, layers = [], [x]
         for at, block in enumerate(self.blocks):
             past = None if cache is None else cache[at]
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                x, state = checkpoint(block, x, past, use_reentrant=False)
+                x, state = checkpoint(block, x, past, real, use_reentrant=False)
             else:
-                x, state = block(x, past)
+                x, state = block(x, past, real)
             states.append(state)
             layers.append(x)
         logits = self.norm(x) @ self.table.mT
         loss = None
         if labels is not None:
-            loss = token_losses(logits, labels)[0]
+            loss = token_losses(logits, scored_labels(labels, real))[0]
         geometry = self._geometry(layers, generator) if return_geometry else None
         return FiberBundleOutput(loss, logits, states if use_cache or cache is not None else None, geometry)
+
+    def _positions(self, ids: Tensor, real: Tensor | None, cache: list[FiberState] | None) -> Tensor:
+        """(N, D), or (B, N, D) where padding makes them differ: counted from the first real token of each sequence."""
+        held = None if cache is None else cache[0]
+        before = 0 if held is None else held.key.shape[-2]
+        if real is None and (held is None or held.real is None):
+            return self.positions[before : before + ids.shape[1]]
+        counted = torch.ones_like(ids) if real is None else real.to(torch.int64)
+        start = before if held is None or held.real is None else held.real.sum(-1, keepdim=True)
+        return self.positions[(counted.cumsum(-1) - 1 + start).clamp(min=0)]
 
     @torch.no_grad()
     def _renew_fibres(self) -> None:
@@ -321,24 +347,30 @@ class FiberBundleLM(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, ids: Tensor, new_tokens: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
+        self,
+        ids: Tensor,
+        new_tokens: int,
+        *,
+        attention_mask: Tensor | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         """ids (B, N) with ``new_tokens`` more behind, with a cache: the likeliest at temperature 0, else drawn.
 
-        Works in evaluation mode, and leaves the mode as it was.
+        Works in evaluation mode and restores the mode. ``attention_mask`` (B, N) is 0 for padding, on the left.
 
         Raises:
             ValueError: a number of new tokens or a temperature below 0.
         """
         cache: list[FiberState] | None = None
 
-        def next_logits(fresh: Tensor) -> Tensor:
+        def next_logits(fresh: Tensor, real: Tensor | None) -> Tensor:
             nonlocal cache
-            out = self(fresh, cache=cache, use_cache=True)
+            out = self(fresh, attention_mask=real, cache=cache, use_cache=True)
             cache = out.cache
             return out.logits[:, -1]
 
-        return continued(self, ids, next_logits, new_tokens, temperature, generator)
+        return continued(self, ids, next_logits, new_tokens, temperature, generator, attention_mask)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write weights and configuration to one safetensors file, whole or not at all."""

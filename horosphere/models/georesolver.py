@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from horosphere.attention.cache import AttentionCache
+from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.patterns import PATTERNS
 from horosphere.models._io import load_model, save_model
-from horosphere.models._tokens import LEFT_OUT, check_tokens, continued, token_losses
+from horosphere.models._tokens import LEFT_OUT, check_tokens, continued, real_tokens, scored_labels, token_losses
 from horosphere.models.georesolver_block import GeoResolverBlock
 
 __all__ = ["GeoResolverConfig", "GeoResolverLM", "GeoResolverOutput"]
@@ -158,6 +158,7 @@ class GeoResolverLM(nn.Module):
         ids: Tensor,
         labels: Tensor | None = None,
         *,
+        attention_mask: Tensor | None = None,
         caches: Sequence[AttentionCache] | None = None,
         use_memory: bool = True,
     ) -> GeoResolverOutput:
@@ -167,6 +168,8 @@ class GeoResolverLM(nn.Module):
             ids: (B, N) whole numbers.
             labels: (B, N), usually ids themselves: position i is scored against label i + 1; -100 is left out of the
                 loss, and its entry of ``losses`` is 0. The loss of labels that are all left out is 0.
+            attention_mask: (B, N) bool or 0 and 1, 0 for padding: logits of the others are those of their sequence
+                alone. Labels of padding are left out. With pattern "dense" only: in the others a token's place counts.
             caches: one a block (:meth:`new_caches`), which hold the tokens before these.
             use_memory: False cuts the memory path of every block.
 
@@ -174,16 +177,24 @@ class GeoResolverLM(nn.Module):
             ValueError: shapes or a number of caches that do not fit, or ids out of range.
         """
         check_tokens(ids, labels, self.config.vocab_size)
+        real = real_tokens(ids, attention_mask)
+        if real is not None and self.config.pattern != "dense":
+            raise ValueError(
+                f"attention_mask needs pattern='dense': with {self.config.pattern!r} what a token sees depends on its "
+                "place; run sequences of different lengths one by one"
+            )
+        padding = None if real is None else ~real
         caches = [None] * len(self.blocks) if caches is None else list(caches)
         if len(caches) != len(self.blocks):
             raise ValueError(f"caches must hold one for each of the {len(self.blocks)} blocks; got {len(caches)}")
         x, reports = self.embedding(ids), []
         for block, cache in zip(self.blocks, caches, strict=True):
-            x, *report = block(x, cache=cache, use_memory=use_memory)
+            x, *report = block(x, cache=cache, use_memory=use_memory, padding=padding)
             reports.append(torch.stack(report))
         logits = F.linear(self.norm(x), self.embedding.weight)
         loss = losses = None
         if labels is not None:
+            labels = scored_labels(labels, real)
             loss, losses = token_losses(logits, labels)
             if self.training:
                 self._scored = labels[:, 1:] != LEFT_OUT
@@ -233,6 +244,7 @@ class GeoResolverLM(nn.Module):
         ids: Tensor,
         new_tokens: int,
         *,
+        attention_mask: Tensor | None = None,
         make_cache: Callable[[GeodesicAttention], AttentionCache] | None = None,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
@@ -240,15 +252,18 @@ class GeoResolverLM(nn.Module):
         """ids (B, N) with ``new_tokens`` more behind: the likeliest at temperature 0, else drawn. Writes no memory.
 
         Args:
+            attention_mask: (B, N), 0 for padding, which stands on the left; see :meth:`forward`.
             make_cache: attention layer -> cache, as in :meth:`new_caches`.
 
         Raises:
             ValueError: a number of new tokens or a temperature below 0.
         """
         caches = self.new_caches(make_cache)
-        return continued(
-            self, ids, lambda fresh: self(fresh, caches=caches).logits[:, -1], new_tokens, temperature, generator
-        )
+
+        def next_logits(fresh: Tensor, real: Tensor | None) -> Tensor:
+            return self(fresh, attention_mask=real, caches=caches).logits[:, -1]
+
+        return continued(self, ids, next_logits, new_tokens, temperature, generator, attention_mask)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write configuration and numbers, memories included, to one safetensors file, whole or not at all."""

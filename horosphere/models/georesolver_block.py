@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from horosphere.attention.cache import AttentionCache
+from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.points import into_manifold
 from horosphere.manifolds import PoincareBall, Sphere
@@ -127,11 +127,15 @@ class GeoResolverBlock(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, *, cache: AttentionCache | None = None, use_memory: bool = True) -> BlockOutput:
-        """Tokens x (B, N, dim), causal; ``cache`` holds the earlier ones. ``use_memory=False`` cuts the memory path."""
+    def forward(
+        self, x: Tensor, *, cache: AttentionCache | None = None, use_memory: bool = True, padding: Tensor | None = None
+    ) -> BlockOutput:
+        """Tokens x (B, N, dim), causal; ``cache`` holds the earlier ones. ``use_memory=False`` cuts the memory path;
+        ``padding`` (B, N) is True where a token is none.
+        """
         gated = self.gate(self.norm(x))
         h = gated.hidden
-        main, _ = self.attention(h, h, h, None, False, is_causal=True, cache=cache, max_radius=gated.max_radius)
+        main, _ = self.attention(h, h, h, padding, False, is_causal=True, cache=cache, max_radius=gated.max_radius)
         certificate = x.new_zeros(())
         remembered = torch.zeros_like(main)
         if self.memory is not None and use_memory:

@@ -63,10 +63,13 @@ def test_strangers_are_the_same_nodes():
 
 
 def test_threads_learn_as_well():
+    """Threads write without locks, so their result is another one each time: what is compared is how far they came."""
     losses = []
     for n_threads in (1, 2):
         engine = CompiledEngine(
             1e-3 * tables(3, -1.0), STAR, STAR, PoincareBall(), Schedule(60, 0.3, 10, 1, 0, 0), n_threads=n_threads
         )
-        losses.append([engine.run(epoch) for epoch in range(60)][-1])
-    assert losses[1] == pytest.approx(losses[0], rel=0.15)
+        losses.append([engine.run(epoch) for epoch in range(60)])
+    first, alone, together = losses[0][0], *(np.mean(some[-20:]) for some in losses)
+    assert alone < 0.5 * first
+    assert together < alone + 0.1 * (first - alone)

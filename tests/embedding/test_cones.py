@@ -9,7 +9,7 @@ import torch
 from horosphere import PoincareBall
 from horosphere.data import mammals_closure
 from horosphere.embedding import GraphEmbedding
-from horosphere.embedding.cones import (
+from horosphere.embedding.losses.cones import (
     APERTURE,
     INNER,
     LONGEST_STEP,
@@ -105,9 +105,9 @@ def test_a_run_ranks_first_unless_its_start_is_given():
     plan = {"n_epochs": 10, "learning_rate": 0.1, "n_negatives": 5, "batch_size": 10, "burn_in": 0, "seed": 0}
     for settled, first in ((False, 5), (True, 0)):
         schedule = Schedule(**plan, loss="cones", settled=settled)
-        assert [schedule.cones(epoch) for epoch in range(10)] == [epoch >= first for epoch in range(10)]
+        assert [schedule.own(epoch) for epoch in range(10)] == [epoch >= first for epoch in range(10)]
         assert schedule.rate(first) == pytest.approx(0.1)
-    assert not Schedule(**plan).cones(9)
+    assert Schedule(**plan).own(0)
     model = GraphEmbedding("poincare", 3, loss="cones", closure=True, n_epochs=60, n_negatives=10, random_state=0)
     learned = model.fit(TREE).embedding_
     again = model.set_params(init=learned, n_epochs=1, learning_rate=1e-9).fit(TREE).embedding_

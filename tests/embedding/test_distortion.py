@@ -231,7 +231,7 @@ def test_matrices_that_are_no_distances_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "stress"}, 'loss must be "ranking", "distortion" or "cones"'),
+        ({"loss": "stress"}, 'loss must be "cones", "distortion" or "ranking"'),
         ({"metric": "matrix"}, 'metric must be "shortest_path" or "precomputed"'),
         ({"loss": "ranking", "metric": "precomputed"}, "other losses want edges"),
         ({"closure": True}, "closure=True is for"),

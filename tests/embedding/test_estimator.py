@@ -138,7 +138,7 @@ def test_an_unfitted_model_says_so(tmp_path):
         ({"manifold": "torus"}, ValueError, "torus.*poincare"),
         ({"manifold": 3}, TypeError, "manifold must be"),
         ({"manifold": PoincareBall(kappa=-1.0, learnable=True), "engine": "numba"}, ValueError, "fixed curvature"),
-        ({"loss": "stress"}, ValueError, 'loss must be "ranking", "distortion" or "cones"'),
+        ({"loss": "stress"}, ValueError, 'loss must be "cones", "distortion" or "ranking"'),
         ({"callbacks": ["print"]}, TypeError, "callbacks"),
     ],
 )

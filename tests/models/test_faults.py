@@ -110,3 +110,49 @@ def test_37_the_loss_of_nothing_is_0(name):
     out.loss.backward()
     assert out.loss.item() == 0.0
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_39_padded_sequences_are_those_alone(name):
+    """Left padding moved logits by 3.4."""
+    torch.manual_seed(0)
+    model = MODELS[name]().double().eval()
+    short, long = text(1, 5), text(1, 9)
+    padded = torch.cat((torch.cat((torch.full((1, 4), 3), short), 1), long))
+    mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+    alone = [model(ids).logits for ids in (short, long)]
+    for given in (mask, mask.bool()):
+        found = model(padded, attention_mask=given).logits
+        torch.testing.assert_close(found[:1, 4:], alone[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[1:], alone[1], rtol=1e-9, atol=1e-9)
+    unmasked = model(padded).logits[:1, 4:]
+    assert (unmasked - alone[0]).abs().max() > 1e-3
+    # the loss too: labels of padding are left out
+    losses = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (short, long)]
+    right = sum(losses) / (4 + 8)
+    shifted = padded.clone()
+    shifted[0, 4] = -100  # the first real token follows nothing
+    found = model(padded, labels=shifted, attention_mask=mask).loss
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_39_padded_prompts_go_on_as_alone(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    short, long = text(1, 5), text(1, 9)
+    padded = torch.cat((torch.cat((torch.full((1, 4), 3), short), 1), long))
+    mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+    found = model.generate(padded, 8, attention_mask=mask)
+    assert torch.equal(found[:1, 4:], model.generate(short, 8)) and torch.equal(found[1:], model.generate(long, 8))
+    with pytest.raises(ValueError, match="pad shorter sequences on the left"):
+        model.generate(padded, 1, attention_mask=mask.flip(-1))
+    with pytest.raises(ValueError, match=r"attention_mask must hold bool or 0 and 1 in the shape of ids, \(2, 9\)"):
+        model(padded, attention_mask=mask[:, :4])
+
+
+def test_39_patterns_in_which_places_count_refuse_a_mask():
+    model = MODELS["georesolver"](pattern="fixed")
+    with pytest.raises(ValueError, match="attention_mask needs pattern='dense'"):
+        model(text(2, 4), attention_mask=torch.ones(2, 4, dtype=torch.bool))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.chord import arcs
-from horosphere.kernels.numba.libtorch import libtorch
+from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.tiled.attention import Stream
 from horosphere.kernels.tiled.attention_backward import Pull
 from horosphere.kernels.tiled.near import Near
@@ -81,9 +81,10 @@ class CompiledGroup:
 
     def forward(self, out: Tensor, den: Tensor) -> None:
         """Results into out (E, N, Dv) and den (E, N), contiguous."""
-        from horosphere.kernels.numba.attention_loops import forward
+        from horosphere.kernels.numba.attention_loops import FORWARD, forward
 
-        self._run(forward, self.height * SIDE, [out, den])
+        given = self._points(self.height * SIDE) | {"out": out, "den": den}
+        launch(forward, FORWARD, given, torch.get_num_threads())
 
     def backward(
         self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, learned: bool, dv: Tensor
@@ -91,7 +92,7 @@ class CompiledGroup:
         """Adds the gradient of the value to dv (E, M, Dv), contiguous, and what the points get to the sums of the
         scores; returns that of eps, (E,) in float64, where it is ``learned``.
         """
-        from horosphere.kernels.numba.attention_backward_loops import backward
+        from horosphere.kernels.numba.attention_backward_loops import BACKWARD, backward
 
         sums, s = self.scores.sums[0], self.s
         sums.compiled, sums.scale[s] = True, -1.0
@@ -99,54 +100,63 @@ class CompiledGroup:
         # rows of an entry are shared out where there are few entries
         alone = self.entries % threads == 0 or self.entries >= 2 * threads
         stretches = 1 if alone else min(-(-threads // self.entries), -(-self.scores.n // self.height))
+        q, k = sums.queries, sums.keys
         rows_z = out.new_zeros(self.entries, self.scores.n, dtype=torch.float32)
-        rows = [
-            *(None if t is None else t[s] for t in (sums.queries.main, sums.queries.first, sums.queries.second)),
-            rows_z,
-        ]
-        columns = [*(None if t is None else t[s] for t in (sums.keys.main, sums.keys.first, sums.keys.second)), dv]
+        columns = {
+            "dk": k.main[s],
+            "sums_columns": k.first[s],
+            "sums_columns_t": None if k.second is None else k.second[s],
+            "dv": dv,
+        }
         apart = columns
         if stretches > 1:
-            apart = [None if t is None else t.new_zeros(stretches, *t.shape) for t in columns]
-        upper = [None if t is None else t.to(torch.float32).contiguous() for t in (out, lse, dout, dlse)]
-        self._run(backward, 2 * (self.height + 1) * SIDE, [*upper, learned, stretches, *rows, *apart])
+            apart = {name: None if t is None else t.new_zeros(stretches, *t.shape) for name, t in columns.items()}
+        results = {"out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        given = self._points(2 * (self.height + 1) * SIDE)
+        given |= {name: None if t is None else t.to(torch.float32).contiguous() for name, t in results.items()}
+        given |= {"learned": learned, "stretches": stretches, "stretched": stretches * self.entries}
+        given |= {"dq": q.main[s], "sums_rows": q.first[s], "sums_rows_z": rows_z}
+        given |= {"sums_rows_t": None if q.second is None else q.second[s]} | apart
+        launch(backward, BACKWARD, given, threads)
         if stretches > 1:
-            for into, t in zip(columns, apart, strict=True):
+            for name, into in columns.items():
                 if into is not None:
-                    into += t.sum(0)
+                    into += apart[name].sum(0)
         return -rows_z.sum(-1, dtype=torch.float64)  # 0 where it is not learned
 
-    def _run(self, loop, memory: int, others: list[Tensor | int | None]) -> None:
-        """``loop`` on as many threads as torch has, each with so many numbers of its own, over what both directions
-        take and ``others``.
-        """
-        from horosphere.kernels.numba.attention_loops import GIVEN
-
+    def _points(self, memory: int) -> dict[str, int | Tensor | None]:
+        """What both directions take; every thread has ``memory`` numbers of its own."""
         scores, s, f = self.scores, self.s, self.scores.features[0]
         near, rates = Near(f, s, self.eps, False), self.eps.tolist()
         units = [0.5 / c if f.sign else 1.0 for c in f.c[s]]
-        numbers = torch.tensor(
-            [(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)], device="cpu"
-        )
+        rows = [(*three, f.theta) for three in zip(rates, near.shift, units, strict=True)]
         x, y = ((t if t.shape[0] == 1 else t[s]).to(torch.float32).contiguous() for t in (f.part.x, f.part.y))
-        vectors = (t[s].contiguous() for t in (f.scaled, f.scaled * f.nx, f.n, f.w))
-        shares, resolve = torch.get_num_threads(), scores.resolve and not near.never
-        given = [SIDE, f.sign, resolve, self.last, f.wx is not None, shares, self.entries]
-        given += [scores.n, scores.m, x.shape[-1], self.value.shape[-1], numbers.to(torch.float32)]
-        for t in (self.value, x, y):
-            given += [t, t.shape[0]]
-        given += [*vectors, self.height, scores.lent("scratch", shares, memory), memory]
-        launch(loop, GIVEN, given + others, shares)
-
-
-def launch(loop, count: int, given: list[Tensor | int | None], shares: int) -> None:
-    """``loop`` over so many shares on torch's threads, with the address of the matrix product and what is ``given``,
-    tensors by their addresses, None as 0; ``count`` numbers in all.
-    """
-    places = [libtorch().sgemm, *(0 if t is None else t.data_ptr() if isinstance(t, Tensor) else int(t) for t in given)]
-    layout = torch.tensor(places + [0] * (count - len(places)), dtype=torch.int64, device="cpu")
-    if libtorch().parallel_for(0, shares, 1, loop.address, layout.data_ptr()):
-        raise RuntimeError("torch_parallel_for failed")
+        vectors = {"cx": f.scaled, "rx": f.scaled * f.nx, "n": f.n, "w": f.w}
+        shares = torch.get_num_threads()
+        return {
+            "side": SIDE,
+            "sign": f.sign,
+            "resolve": scores.resolve and not near.never,
+            "last": self.last,
+            "weighted": f.wx is not None,
+            "shares": shares,
+            "entries": self.entries,
+            "rows": scores.n,
+            "columns": scores.m,
+            "points": x.shape[-1],
+            "width": self.value.shape[-1],
+            "values": self.value.shape[0],
+            "xs": x.shape[0],
+            "ys": y.shape[0],
+            "height": self.height,
+            "memory": memory,
+            "value": self.value,
+            "x": x,
+            "y": y,
+            "rates": torch.tensor(rows, dtype=torch.float32, device="cpu"),
+            "scratch": scores.lent("scratch", shares, memory),
+            **{name: t[s].contiguous() for name, t in vectors.items()},
+        }
 
 
 def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:

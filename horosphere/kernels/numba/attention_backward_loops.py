@@ -11,9 +11,11 @@ import numpy as np
 from numba.core import types
 
 from horosphere import _compiled
+from horosphere.kernels.numba.arguments import Layout
 from horosphere.kernels.numba.attention_loops import (
-    GIVEN,
+    NUMBERS,
     ONE,
+    POINTS,
     TINY,
     TWO,
     ZERO,
@@ -30,7 +32,7 @@ from horosphere.kernels.numba.attention_loops import (
 from horosphere.kernels.numba.products import add_times, add_transposed_times, rows_by_columns
 from horosphere.kernels.numba.sqdist_loops import log1p, spherical
 
-__all__ = ["backward"]
+__all__ = ["BACKWARD", "backward"]
 
 
 class Upper(NamedTuple):
@@ -172,37 +174,58 @@ def _backward_rows(settings, one, upper, i0, i1, memory, found, sums):
         add_transposed_times(sgemm, grad, side, one.x[i0:i1], points, sums.dk[j0:j1])
 
 
-@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
+# Sums over rows have an entry for each of ``stretches`` stretches of rows.
+BACKWARD = Layout(
+    (*NUMBERS, "learned", "stretches", "stretched"),
+    POINTS
+    | {
+        "out": ("entries", "rows", "width"),
+        "lse": ("entries", "rows"),
+        "dout": ("entries", "rows", "width"),
+        "dlse": ("entries", "rows"),
+        "dq": ("entries", "rows", "points"),
+        "sums_rows": ("entries", "rows"),
+        "sums_rows_t": ("entries", "rows"),
+        "sums_rows_z": ("entries", "rows"),
+        "dk": ("stretched", "columns", "points"),
+        "sums_columns": ("stretched", "columns"),
+        "sums_columns_t": ("stretched", "columns"),
+        "dv": ("stretched", "columns", "width"),
+    },
+    frozenset({"dlse", "sums_rows_t", "sums_columns_t"}),
+)
+
+
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(BACKWARD.dtype))))
 def backward(begin, end, given):
-    """As :func:`forward`, for stretches of rows; sums over rows have an entry for each stretch."""
-    g = numba.carray(given, GIVEN)
+    """As :func:`forward`, for stretches of rows."""
+    g = numba.carray(given, 1)[0]
     settings = settings_of(g)
-    shares, entries, rows, columns, points, width, height = g[6], g[7], g[8], g[9], g[10], g[11], g[23]
-    memory, stretches = vectors(g[24], shares, g[25]), g[31]
+    memory = vectors(g.scratch, g.shares, g.memory)
     found = np.empty(settings.side, np.int64)
-    blocks = -(-rows // height)
+    blocks, tasks = -(-g.rows // g.height), g.entries * g.stretches
     for share in range(begin, end):
-        for task in range(share * entries * stretches // shares, (share + 1) * entries * stretches // shares):
-            e, stretch = task // stretches, task % stretches
-            at, total = stretch * entries + e, stretches * entries
+        for task in range(share * tasks // g.shares, (share + 1) * tasks // g.shares):
+            e, stretch = task // g.stretches, task % g.stretches
+            at = stretch * g.entries + e
             upper = Upper(
-                matrices(g[26], entries, rows, width)[e],
-                vectors(g[27], entries, rows)[e],
-                matrices(g[28], entries, rows, width)[e],
-                vectors(g[29], entries, rows)[e],
-                g[30],
+                matrices(g.out, g.entries, g.rows, g.width)[e],
+                vectors(g.lse, g.entries, g.rows)[e],
+                matrices(g.dout, g.entries, g.rows, g.width)[e],
+                vectors(g.dlse, g.entries, g.rows)[e],
+                g.learned,
             )
             sums = Sums(
-                matrices(g[32], entries, rows, points)[e],
-                vectors(g[33], entries, rows)[e],
-                vectors(g[34], entries, rows)[e],
-                vectors(g[35], entries, rows)[e],
-                matrices(g[36], total, columns, points)[at],
-                vectors(g[37], total, columns)[at],
-                vectors(g[38], total, columns)[at],
-                matrices(g[39], total, columns, width)[at],
+                matrices(g.dq, g.entries, g.rows, g.points)[e],
+                vectors(g.sums_rows, g.entries, g.rows)[e],
+                vectors(g.sums_rows_t, g.entries, g.rows)[e],
+                vectors(g.sums_rows_z, g.entries, g.rows)[e],
+                matrices(g.dk, g.stretched, g.columns, g.points)[at],
+                vectors(g.sums_columns, g.stretched, g.columns)[at],
+                vectors(g.sums_columns_t, g.stretched, g.columns)[at],
+                matrices(g.dv, g.stretched, g.columns, g.width)[at],
             )
             one = entry_of(g, e)
-            for block in range(stretch * blocks // stretches, (stretch + 1) * blocks // stretches):
-                i0, i1 = block * height, min(rows, (block + 1) * height)
+            for block in range(stretch * blocks // g.stretches, (stretch + 1) * blocks // g.stretches):
+                i0, i1 = block * g.height, min(g.rows, (block + 1) * g.height)
                 _backward_rows(settings, one, upper, i0, i1, memory[share], found, sums)

@@ -13,13 +13,29 @@ import numpy as np
 from numba.core import types
 
 from horosphere import _compiled, _numerics
+from horosphere.kernels.numba.arguments import Layout
 from horosphere.kernels.numba.products import add_times, numbers_at, rows_by_columns
 from horosphere.kernels.numba.sqdist_loops import hyperbolic, spherical
 
-__all__ = ["GIVEN", "forward"]
+__all__ = ["FORWARD", "forward"]
 
-# Numbers that a launcher hands over.
-GIVEN = 40
+# What both directions take: of ``entries`` batch entries, of which ``shares`` threads work some each.
+POINTS = {
+    "value": ("values", "columns", "width"),  # one for all entries, or one each
+    "x": ("xs", "rows", "points"),
+    "y": ("ys", "columns", "points"),
+    "rates": ("entries", 4),  # eps, c eps, unit and theta of each entry, see Entry
+    "cx": ("entries", "rows"),
+    "rx": ("entries", "rows"),
+    "n": ("entries", "columns"),
+    "w": ("entries", "columns"),
+    "scratch": ("shares", "memory"),
+}
+NUMBERS = (
+    "side", "sign", "resolve", "last", "weighted", "shares", "entries", "rows", "columns", "points", "width", "values",
+    "xs", "ys", "height", "memory",
+)  # fmt: skip
+FORWARD = Layout(NUMBERS, POINTS | {"out": ("entries", "rows", "width"), "den": ("entries", "rows")})
 
 jit = _compiled.njit(bare=True)
 sum_jit = _compiled.njit(fastmath=_compiled.ANY_ORDER, bare=True)
@@ -187,41 +203,38 @@ def vectors(address, entries, length):
 
 @jit
 def settings_of(g):
-    return Settings(g[0], g[1], g[2], g[3], g[4], g[5])
+    return Settings(g.sgemm, g.side, g.sign, g.resolve, g.last, g.weighted)
 
 
 @jit
 def entry_of(g, e):
-    entries, rows, columns, points, width = g[7], g[8], g[9], g[10], g[11]
-    numbers = vectors(g[12], entries, 4)[e]
+    rates = vectors(g.rates, g.entries, 4)[e]
     return Entry(
-        # one for all entries, or one each
-        matrices(g[13], g[14], columns, width)[e % g[14]],
-        matrices(g[15], g[16], rows, points)[e % g[16]],
-        matrices(g[17], g[18], columns, points)[e % g[18]],
-        vectors(g[19], entries, rows)[e],
-        vectors(g[20], entries, rows)[e],
-        vectors(g[21], entries, columns)[e],
-        vectors(g[22], entries, columns)[e],
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        numbers[3],
+        matrices(g.value, g.values, g.columns, g.width)[e % g.values],
+        matrices(g.x, g.xs, g.rows, g.points)[e % g.xs],
+        matrices(g.y, g.ys, g.columns, g.points)[e % g.ys],
+        vectors(g.cx, g.entries, g.rows)[e],
+        vectors(g.rx, g.entries, g.rows)[e],
+        vectors(g.n, g.entries, g.columns)[e],
+        vectors(g.w, g.entries, g.columns)[e],
+        rates[0],
+        rates[1],
+        rates[2],
+        rates[3],
     )
 
 
-@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(FORWARD.dtype))))
 def forward(begin, end, given):
-    """Shares ``begin`` to ``end`` of the blocks of rows of all entries; ``given`` as the launcher lays it out."""
-    g = numba.carray(given, GIVEN)
+    """Shares ``begin`` to ``end`` of the blocks of rows of all entries."""
+    g = numba.carray(given, 1)[0]
     settings = settings_of(g)
-    shares, entries, rows, height = g[6], g[7], g[8], g[23]
-    memory = vectors(g[24], shares, g[25])
-    out, den = matrices(g[26], entries, rows, g[11]), vectors(g[27], entries, rows)
+    memory = vectors(g.scratch, g.shares, g.memory)
+    out, den = matrices(g.out, g.entries, g.rows, g.width), vectors(g.den, g.entries, g.rows)
     found = np.empty(settings.side, np.int64)
-    blocks = -(-rows // height)
+    blocks = -(-g.rows // g.height)
     for share in range(begin, end):
-        for task in range(share * entries * blocks // shares, (share + 1) * entries * blocks // shares):
-            e, i0 = task // blocks, task % blocks * height
-            i1 = min(rows, i0 + height)
+        for task in range(share * g.entries * blocks // g.shares, (share + 1) * g.entries * blocks // g.shares):
+            e, i0 = task // blocks, task % blocks * g.height
+            i1 = min(g.rows, i0 + g.height)
             _forward_rows(settings, entry_of(g, e), i0, i1, memory[share], found, out[e], den[e])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE, launch
+from horosphere.kernels.numba.arguments import launch
+from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE
 from horosphere.kernels.tiled.attention import Stream
 from horosphere.kernels.tiled.metric_scores import MetricScores
 from horosphere.kernels.tiled.weights import Weighing
@@ -47,23 +48,42 @@ class CompiledGroup:
 
     def forward(self, out: Tensor, den: Tensor) -> None:
         """Results into out (E, N, Dv) and den (E, N), contiguous."""
-        from horosphere.kernels.numba.metric_loops import GIVEN, forward
+        from horosphere.kernels.numba.metric_loops import FORWARD, forward
 
         scores, tiles, e = self.scores, self.scores.tiles, self.e
         n, m, entries, shares = scores.n, scores.m, e.stop - e.start, torch.get_num_threads()
-        resolve = tiles.tolerance is not None
-        numbers = torch.tensor(
-            [(rate, tiles.fibres.share) for rate in self.eps.tolist()], dtype=torch.float32, device="cpu"
-        )
-        memory = 2 * self.height * SIDE
-        given = [SIDE, resolve, self.last, shares, entries, n, m, tiles.flat.q.shape[-1], self.value.shape[-1]]
-        given += [self.height, scores.lent("scratch", shares, memory), memory, out, den, numbers]
-        given += [t[e].contiguous() for t in (tiles.a, tiles.b, tiles.x, tiles.y, tiles.flat.q, tiles.flat.k)]
-        given += [self.value, self.value.shape[0]]
-        for side, length in ((tiles.query, n), (tiles.key, m)):
-            given.append(den.new_zeros(entries, length) if side is None else side.scales[e].contiguous())
-        given += [t[e].contiguous() for t in (*tiles.norms, *(tiles.limits if resolve else tiles.norms))]
-        for side in (tiles.query, tiles.key):
-            given += [None, 0] if side is None else [side.columns, side.columns.shape[0]]
-        given += [scores.batch.numel(), e.start]
-        launch(forward, GIVEN, given, shares)
+        resolve, memory, points = tiles.tolerance is not None, 2 * self.height * SIDE, tiles.flat.q.shape[-1]
+        rates = [(rate, tiles.fibres.share) for rate in self.eps.tolist()]
+        given: dict[str, int | Tensor | None] = {
+            "side": SIDE,
+            "resolve": resolve,
+            "last": self.last,
+            "shares": shares,
+            "entries": entries,
+            "rows": n,
+            "columns": m,
+            "points": points,
+            "wide": points + 2,
+            "long": points + 1,
+            "width": self.value.shape[-1],
+            "height": self.height,
+            "memory": memory,
+            "scratch": scores.lent("scratch", shares, memory),
+            "out": out,
+            "den": den,
+            "rates": torch.tensor(rates, dtype=torch.float32, device="cpu"),
+            "value": self.value,
+            "values": self.value.shape[0],
+            "batch": scores.batch.numel(),
+            "start": e.start,
+        }
+        arrays = {"a": tiles.a, "b": tiles.b, "x": tiles.x, "y": tiles.y, "q": tiles.flat.q, "k": tiles.flat.k}
+        given |= {name: t[e].contiguous() for name, t in arrays.items()}
+        limits = tiles.limits if resolve else tiles.norms  # not read
+        for at, (end, side, length) in enumerate((("q", tiles.query, n), ("k", tiles.key, m))):
+            given[f"scales_{end}"] = den.new_zeros(entries, length) if side is None else side.scales[e].contiguous()
+            given[f"norms_{end}"] = tiles.norms[at][e].contiguous()
+            given[f"limits_{end}"] = limits[at][e].contiguous()
+            given[f"columns_{end}"] = None if side is None else side.columns
+            given[f"ranks_{end}"] = 0 if side is None else side.columns.shape[0]
+        launch(forward, FORWARD, given, shares)

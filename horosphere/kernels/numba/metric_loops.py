@@ -9,6 +9,7 @@ import numpy as np
 from numba.core import types
 
 from horosphere import _compiled
+from horosphere.kernels.numba.arguments import Layout
 from horosphere.kernels.numba.attention_loops import (
     ONE,
     TINY,
@@ -25,10 +26,37 @@ from horosphere.kernels.numba.attention_loops import (
 )
 from horosphere.kernels.numba.products import add_times, rows_by_columns
 
-__all__ = ["GIVEN", "forward"]
+__all__ = ["FORWARD", "forward"]
 
-# Numbers that the launcher hands over.
-GIVEN = 36
+# ``ranks_q`` and ``ranks_k`` are 0 where an end does not measure.
+FORWARD = Layout(
+    (
+        "side", "resolve", "last", "shares", "entries", "rows", "columns", "points", "width", "height", "memory",
+        "values", "ranks_q", "ranks_k", "batch", "start", "wide", "long",
+    ),
+    {
+        "scratch": ("shares", "memory"),
+        "out": ("entries", "rows", "width"),
+        "den": ("entries", "rows"),
+        "rates": ("entries", 2),  # eps and the share of a metric
+        "a": ("entries", "rows", "wide"),  # wide: points + 2
+        "b": ("entries", "columns", "wide"),
+        "x": ("entries", "rows", "long"),  # long: points + 1
+        "y": ("entries", "columns", "long"),
+        "q": ("entries", "rows", "points"),
+        "k": ("entries", "columns", "points"),
+        "value": ("values", "columns", "width"),
+        "scales_q": ("entries", "rows"),
+        "scales_k": ("entries", "columns"),
+        "norms_q": ("entries", "rows"),
+        "norms_k": ("entries", "columns"),
+        "limits_q": ("entries", "rows"),
+        "limits_k": ("entries", "columns"),
+        "columns_q": ("ranks_q", "batch", "rows", "long"),
+        "columns_k": ("ranks_k", "batch", "columns", "long"),
+    },
+    frozenset({"columns_q", "columns_k"}),
+)  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -160,37 +188,36 @@ def _of_rank(address, rank, total, length, features):
     return matrices(address, rank * total, length, features).reshape((rank, total, length, features))
 
 
-@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(types.int64)))
+@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(FORWARD.dtype))))
 def forward(begin, end, given):
-    """Shares ``begin`` to ``end`` of the blocks of rows of all entries; ``given`` as the launcher lays it out."""
-    g = numba.carray(given, GIVEN)
-    settings = Settings(g[0], g[1], g[2], g[3])
-    shares, entries, rows, columns, points, width, height = g[4], g[5], g[6], g[7], g[8], g[9], g[10]
-    memory = vectors(g[11], shares, g[12])
-    out, den = matrices(g[13], entries, rows, width), vectors(g[14], entries, rows)
-    blocks = -(-rows // height)
+    """Shares ``begin`` to ``end`` of the blocks of rows of all entries."""
+    g = numba.carray(given, 1)[0]
+    settings = Settings(g.sgemm, g.side, g.resolve, g.last)
+    memory = vectors(g.scratch, g.shares, g.memory)
+    out, den = matrices(g.out, g.entries, g.rows, g.width), vectors(g.den, g.entries, g.rows)
+    blocks = -(-g.rows // g.height)
     for share in range(begin, end):
-        for task in range(share * entries * blocks // shares, (share + 1) * entries * blocks // shares):
-            e, i0 = task // blocks, task % blocks * height
-            numbers = vectors(g[15], entries, 2)[e]
+        for task in range(share * g.entries * blocks // g.shares, (share + 1) * g.entries * blocks // g.shares):
+            e, i0 = task // blocks, task % blocks * g.height
+            rates = vectors(g.rates, g.entries, 2)[e]
             one = Entry(
-                matrices(g[16], entries, rows, points + 2)[e],
-                matrices(g[17], entries, columns, points + 2)[e],
-                matrices(g[18], entries, rows, points + 1)[e],
-                matrices(g[19], entries, columns, points + 1)[e],
-                matrices(g[20], entries, rows, points)[e],
-                matrices(g[21], entries, columns, points)[e],
-                matrices(g[22], g[23], columns, width)[e % g[23]],  # one for all entries, or one each
-                vectors(g[24], entries, rows)[e],
-                vectors(g[25], entries, columns)[e],
-                vectors(g[26], entries, rows)[e],
-                vectors(g[27], entries, columns)[e],
-                vectors(g[28], entries, rows)[e],
-                vectors(g[29], entries, columns)[e],
-                numbers[0],
-                numbers[1],
+                matrices(g.a, g.entries, g.rows, g.wide)[e],
+                matrices(g.b, g.entries, g.columns, g.wide)[e],
+                matrices(g.x, g.entries, g.rows, g.long)[e],
+                matrices(g.y, g.entries, g.columns, g.long)[e],
+                matrices(g.q, g.entries, g.rows, g.points)[e],
+                matrices(g.k, g.entries, g.columns, g.points)[e],
+                matrices(g.value, g.values, g.columns, g.width)[e % g.values],  # one for all entries, or one each
+                vectors(g.scales_q, g.entries, g.rows)[e],
+                vectors(g.scales_k, g.entries, g.columns)[e],
+                vectors(g.norms_q, g.entries, g.rows)[e],
+                vectors(g.norms_k, g.entries, g.columns)[e],
+                vectors(g.limits_q, g.entries, g.rows)[e],
+                vectors(g.limits_k, g.entries, g.columns)[e],
+                rates[0],
+                rates[1],
             )
-            query = _of_rank(g[30], g[31], g[34], rows, points + 1)[:, g[35] + e]
-            key = _of_rank(g[32], g[33], g[34], columns, points + 1)[:, g[35] + e]
-            i1 = min(rows, i0 + height)
+            query = _of_rank(g.columns_q, g.ranks_q, g.batch, g.rows, g.long)[:, g.start + e]
+            key = _of_rank(g.columns_k, g.ranks_k, g.batch, g.columns, g.long)[:, g.start + e]
+            i1 = min(g.rows, i0 + g.height)
             _forward_rows(settings, one, query, key, i0, i1, memory[share], out[e], den[e])

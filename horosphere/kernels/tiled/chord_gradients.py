@@ -155,20 +155,19 @@ class ChordGradients:
         upper = g[some.k, row, column].to(torch.float64)
         g[some.k, row, column] = 0.0
         kappa = part.kappa[entry : entry + 1]
-        x, y = (
-            with_own_time(_of(t, slice(entry, entry + 1))[:, block], kappa, part.time_dims)[0]
-            for t, block in ((part.x, i), (part.y, j))
-        )
-        wx, wy = (
-            None if w is None else _of(w, slice(entry, entry + 1))[0, block].to(torch.float64)
-            for w, block in ((part.wx, i), (part.wy, j))
-        )
-        for r, c, u in zip(*(t.split(PAIRS) for t in (row, column, upper)), strict=True):
-            delta = pair_differences(x[r], y[c], part.time_dims)
+
+        def of(t: Tensor | None, at: Tensor) -> Tensor | None:
+            return None if t is None else t[entry if t.shape[0] > 1 else 0].index_select(0, at)
+
+        for r, c, u in zip(*(t.split(PAIRS) for t in (row + i.start, column + j.start, upper)), strict=True):
+            x, y = (
+                with_own_time(of(t, at).unsqueeze(0), kappa, part.time_dims)[0] for t, at in ((part.x, r), (part.y, c))
+            )
+            delta = pair_differences(x, y, part.time_dims)
             square = (minkowski(delta, part.time_dims) * delta).sum(-1, keepdim=True)
-            by_y, by_x = (u if w is None else u * w[k] for w, k in ((wy, c), (wx, r)))
-            self.queries.add_unresolved(entry, i.start + r, by_y, delta, square)
-            self.keys.add_unresolved(entry, j.start + c, by_x, delta.neg_(), square)
+            by_y, by_x = (u if w is None else u * of(w, at) for w, at in ((part.wy, c), (part.wx, r)))
+            self.queries.add_unresolved(entry, r, by_y, delta, square)
+            self.keys.add_unresolved(entry, c, by_x, delta.neg_(), square)
 
     def _finish_unresolved(self) -> None:
         time = self.features.part.time_dims

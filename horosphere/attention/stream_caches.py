@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from horosphere.attention.cache import CacheTokens, each_head
+from horosphere.attention.caches import TokenCache, check_space, each_head
 from horosphere.attention.landmarks import LandmarkState, empty_landmarks, landmark_step
 from horosphere.attention.summaries import SummaryState, empty_summaries, summary_step
 from horosphere.manifolds._geoopt import geoopt
 
 
-class StreamCache(CacheTokens):
+class StreamCache(TokenCache):
     """A cache that keeps a state of fixed size in place of tokens: a subclass says which and how it moves on.
 
     The weights are "inverse", the precision that of cdist.
     """
 
-    def _answer(self, query, key, value, manifold, key_mask, owner, *, eps, power, weight, **others):
+    def answer(self, query, key, value, manifold, *, key_mask, eps, power, weight, **others):
         if weight != "inverse":
             raise ValueError(f'{type(self).__name__} knows weight="inverse" only, got {weight!r}')
         keys, values = each_head(query, key, value)
@@ -27,7 +27,6 @@ class StreamCache(CacheTokens):
         out, state = self._step(state, query, keys, values, manifold, eps=eps, power=power, key_mask=mask)
         for name in self.names:
             setattr(self, name, getattr(state, name))
-        self.remember(key, value, owner)
         return out
 
     def _start(self, key: Tensor, value: Tensor, manifold: geoopt.Manifold) -> NamedTuple:
@@ -44,17 +43,33 @@ class StreamCache(CacheTokens):
 
 
 class SummaryCache(StreamCache):
-    """Decoding by running summaries: memory and time of a token do not depend on how many came before.
+    """A fixed number of summaries in place of the tokens, for a layer of this manifold: memory and time of a token do
+    not depend on how many came before.
+
+    A layer with ``pattern="summary"`` and the same sizes decodes as its parallel forward; one with ``pattern="dense"``
+    is approximated.
 
     Args:
+        manifold: that of the layer.
         slots, chunk: as in :func:`horosphere.attention.summary_attention`, whose output the steps add up to.
+
+    Raises:
+        ValueError: slots or chunk below 1.
     """
 
     names = ("centroids", "counts", "values", "pull")
+    patterns = ("summary", "dense")
 
-    def __init__(self, slots: int = 64, chunk: int = 64):
+    def __init__(self, manifold: geoopt.Manifold, slots: int = 64, chunk: int = 64):
         super().__init__()
+        if slots < 1 or chunk < 1:
+            raise ValueError(f"slots and chunk must be at least 1; got {slots} and {chunk}")
         self.slots, self.chunk = slots, chunk
+        self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
+
+    def answer(self, query, key, value, manifold, **options):
+        check_space(self._manifold[0], manifold, "manifold")
+        return super().answer(query, key, value, manifold, **options)
 
     def _start(self, key, value, manifold):
         return empty_summaries(key, value, manifold, self.slots)
@@ -74,6 +89,7 @@ class LandmarkCache(StreamCache):
     """
 
     names = ("values", "mass")
+    patterns = ("landmark",)
 
     def __init__(self, anchors: Tensor):
         super().__init__()

@@ -1,15 +1,15 @@
-"""What a batch of pairs costs."""
+"""Distances of the pairs of a batch."""
 
 import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import embedding
 
 from horosphere._numerics import arc2, safe_sqrt
 from horosphere.manifolds.chord import Chord, chords
 
-__all__ = ["pair_distances", "ranking_loss"]
+__all__ = ["pair_distances"]
 
 
 def pair_distances(points: Tensor, index: Tensor, manifold) -> Tensor:
@@ -71,24 +71,3 @@ class _SquaredChord(torch.autograd.Function):
         torch.mul(scaled, weight[:, :1], out=out[:, 1:, -1])
         table = torch.zeros(ctx.n_rows, out.shape[-1], dtype=grad.dtype, device=grad.device)
         return table.index_add_(0, index.reshape(-1), out.flatten(0, 1)), None, None
-
-
-def ranking_loss(points: Tensor, index: Tensor, manifold) -> Tensor:
-    """Each source should be nearer to its true neighbour than to the drawn nodes.
-
-    sum_b -log( exp(-d(u_b, v_b0)) / sum_k exp(-d(u_b, v_bk)) ), summed over the batch and not averaged, so that the
-    learning rate is a rate per pair whatever the batch size.
-
-    Args:
-        points: (R, D) points.
-        index: (B, 2 + K) rows of `points`: the source u, its true neighbour, K negatives.
-        manifold: a `geoopt.Manifold`.
-
-    Returns:
-        A scalar, at least 0.
-
-    Source: M. Nickel and D. Kiela, Poincare embeddings for learning hierarchical representations, 2017, eq. 6.
-    """
-    distance = pair_distances(points, index, manifold)
-    target = torch.zeros(len(index), dtype=torch.long, device=points.device)
-    return cross_entropy(-distance, target, reduction="sum")

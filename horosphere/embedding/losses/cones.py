@@ -1,6 +1,7 @@
 """Entailment cones: an ancestor's cone holds its descendants."""
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -8,13 +9,14 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._numerics import safe_sqrt
+from horosphere.embedding.losses.base import PairLoss, register_loss
 from horosphere.manifolds import PoincareBall
 
 __all__ = [
     "APERTURE",
     "MARGIN",
+    "Cones",
     "bounded",
-    "check_cones",
     "cone_excess",
     "cone_loss",
     "drawn_in",
@@ -28,12 +30,6 @@ APERTURE, MARGIN = 0.1, 0.01
 INNER = 2 * APERTURE / (1 + math.sqrt(1 + 4 * APERTURE**2))
 # In units of the curvature: how far out the farthest hundredth of the points may start, and how far a step may lead.
 REACH, LONGEST_STEP = 1.5, 0.05
-
-
-def check_cones(manifold) -> None:
-    """Raise ValueError for anything but a ball of fixed curvature."""
-    if type(manifold) is not PoincareBall or not isinstance(manifold.kappa, float):
-        raise ValueError(f'loss="cones" is for PoincareBall of fixed curvature ("poincare"), not {manifold}')
 
 
 def cone_excess(parents: Tensor, children: Tensor) -> Tensor:
@@ -111,3 +107,30 @@ def excess_to_all(manifold, points: Tensor, rows: np.ndarray) -> np.ndarray:
     unit = points * math.sqrt(-manifold.kappa)
     children, square = unit[torch.from_numpy(rows)], (unit**2).sum(-1)
     return _excess(square, square[torch.from_numpy(rows)].unsqueeze(1), children @ unit.T).numpy()
+
+
+@register_loss
+class Cones(PairLoss):
+    """See :func:`cone_loss`: pairs (child, parent), on the ball; cones are ranked by how far a node lies outside."""
+
+    name: ClassVar[str] = "cones"
+    ranks_first: ClassVar[bool] = True
+
+    def check_manifold(self, manifold: Any) -> None:
+        if type(manifold) is not PoincareBall or not isinstance(manifold.kappa, float):
+            raise ValueError(f'loss="cones" is for PoincareBall of fixed curvature ("poincare"), not {manifold}')
+
+    def batch(self, points: Tensor, index: Tensor, manifold: Any) -> Tensor:
+        return cone_loss(points, index, manifold)
+
+    def start(self, points: Tensor, manifold: Any) -> Tensor:
+        return drawn_in(points, manifold)
+
+    def bounded(self, gradient: Tensor, points: Tensor, manifold: Any, rate: float, full_rate: float) -> Tensor:
+        return bounded(gradient, points, manifold, rate, full_rate)
+
+    def kept(self, points: Tensor, manifold: Any) -> Tensor:
+        return outside_centre(points, manifold)
+
+    def to_all(self, manifold: Any, points: Tensor, rows: np.ndarray) -> np.ndarray:
+        return excess_to_all(manifold, points, rows)

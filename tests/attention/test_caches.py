@@ -9,7 +9,7 @@ import torch
 import horosphere as hs
 from horosphere.attention import AttentionCache, DenseCache, GeodesicAttention, TransformerBlock
 from horosphere.attention.patterns import FixedCache
-from horosphere.attention.stream_cache import LandmarkCache
+from horosphere.attention.stream_caches import LandmarkCache
 
 F64 = torch.float64
 

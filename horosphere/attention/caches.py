@@ -71,15 +71,22 @@ class AttentionCache(Protocol):
         ...
 
 
-class CacheTokens(torch.nn.Module):
-    """What every cache here is made of: tensors by name, a count of tokens, and what the first tokens were like.
+class TokenCache(torch.nn.Module):
+    """The base of every cache here, and of one of your own: tensors by name, a count of tokens, and what they are like.
 
-    A module without parameters, so that ``to``, ``state_dict``, copies and pickles carry its tokens. A subclass names
-    its tensors, whose first dimension is the batch, and says in ``_answer`` what :meth:`attend` does with them.
-    The layer that used it first is held weakly and not copied: a copy belongs to the first layer that uses it.
+    A subclass fills in three things:
+
+    - ``names``: its tensors, None while empty; the first dimension of each is the batch. They are buffers, so that
+      ``to``, ``state_dict``, ``reorder``, copies and pickles carry them.
+    - ``patterns``: those of the layers that it decodes.
+    - :meth:`answer`: what it does with new tokens.
+
+    Counting tokens, refusing shapes, types, devices and owners that do not fit, and everything about state is here. The
+    layer that used a cache first is held weakly and not copied: a copy belongs to the first layer that uses it.
     """
 
     names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ("dense",)
 
     def __init__(self):
         super().__init__()
@@ -123,19 +130,34 @@ class CacheTokens(torch.nn.Module):
         options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
         # before anything is held
         checked(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, batched_curvature=False, **options)
-        return self._answer(query, key, value, manifold, key_mask, owner, **options)
+        out = self.answer(query, key, value, manifold, key_mask=key_mask, **options)
+        self._remember(key, value, owner)
+        return out
 
-    def _answer(
+    def answer(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         manifold: geoopt.Manifold,
+        *,
         key_mask: Tensor | None,
-        owner: object,
         **options: Any,
     ) -> Tensor:
-        """:meth:`attend` of arguments whose shapes fit: refuse what else is wrong, hold, :meth:`remember`, answer."""
+        """Hold L new tokens and attend to them and to all before: the hook of a subclass.
+
+        Shapes, types, device and owner have been looked at, ``seen`` still counts the tokens before these. What else is
+        wrong is to be refused before anything is held.
+
+        Args:
+            query: (B, H, L, D). key: (B, H', L, D). value: (B, H', L, Dv), with H' a divisor of H:
+                ``options["enable_gqa"]`` says that it is another number, and :func:`each_head` repeats heads.
+            key_mask: (B, L) bool of the new tokens, True = takes part, or None.
+            options: enable_gqa, eps, power, weight and precision, as :func:`geodesic_attention` takes them.
+
+        Returns:
+            (B, H, L, Dv).
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -179,7 +201,7 @@ class CacheTokens(torch.nn.Module):
         if owner is not None and held is not None and held is not owner:
             raise ValueError("this cache holds the tokens of another layer: give every layer a cache of its own")
 
-    def remember(self, key: Tensor, value: Tensor, owner: object) -> None:
+    def _remember(self, key: Tensor, value: Tensor, owner: object) -> None:
         """Count tokens that are held now, and note what they are like and whose."""
         self._seen += key.shape[2]
         self._like = self._description(key, value)
@@ -217,11 +239,11 @@ class CacheTokens(torch.nn.Module):
         return f"{self._seen} tokens"
 
 
-class DenseCache(CacheTokens):
-    """Keeps the points and values of every token: decoding that equals the parallel causal forward exactly.
+class StoringCache(TokenCache):
+    """A cache that keeps the points and values of every token; a subclass says how they are attended to.
 
-    Memory grows in doubling steps, so a step costs what attention over the tokens held costs. Under
-    ``torch.no_grad`` tokens are written in place; where gradients are recorded they flow to earlier tokens too.
+    Memory grows in doubling steps. Under ``torch.no_grad`` tokens are written in place; where gradients are recorded
+    they flow to earlier tokens too.
     """
 
     names = ("key_store", "value_store", "mask_store")
@@ -246,6 +268,12 @@ class DenseCache(CacheTokens):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Hold L more tokens, key (B, H', L, D), value (B, H', L, Dv), and return all that are held with their mask."""
         self.check(key, key, value, key_mask, owner)
+        held = self._held_with(key, value, key_mask)
+        self._remember(key, value, owner)
+        return held
+
+    def _held_with(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Everything held and new tokens behind, which are not counted yet."""
         if key_mask is not None and self.mask_store is None:
             rows = 0 if self.key_store is None else self.key_store.shape[2]
             self.mask_store = key_mask.new_ones(key.shape[0], rows)
@@ -253,19 +281,37 @@ class DenseCache(CacheTokens):
             key_mask = self.mask_store.new_ones(key.shape[0], key.shape[2])
         self.key_store = _extended(self.key_store, self._seen, key, 2)
         self.value_store = _extended(self.value_store, self._seen, value, 2)
+        total = self._seen + key.shape[2]
         if key_mask is not None:
             self.mask_store = _extended(self.mask_store, self._seen, key_mask, 1)
-        self.remember(key, value, owner)
-        return self.key, self.value, self.key_mask
+        mask = None if self.mask_store is None else self.mask_store[:, :total]
+        return self.key_store[:, :, :total], self.value_store[:, :, :total], mask
 
-    def _answer(self, query, key, value, manifold, key_mask, owner, **options):
-        keys, values, held_mask = self.append(key, value, key_mask, owner=owner)
+
+class DenseCache(StoringCache):
+    """Keeps every token: decoding that equals the parallel causal forward exactly.
+
+    A step costs what attention over the tokens held costs.
+    """
+
+    def answer(self, query, key, value, manifold, *, key_mask, **options):
+        keys, values, held_mask = self._held_with(key, value, key_mask)
         n, m = query.shape[2], keys.shape[2]
         if n == m and held_mask is not None:  # nothing was held: lower right is upper left, and needs no matrix
             allowed, is_causal = held_mask[:, None, None], True
         else:
             allowed, is_causal = lower_right(n, m, held_mask, query.device), False
         return geodesic_attention(query, keys, values, manifold, attn_mask=allowed, is_causal=is_causal, **options)
+
+
+def check_space(own: geoopt.Manifold, asked: geoopt.Manifold, what: str) -> None:
+    """ValueError where a cache made for one manifold is used by a layer of another."""
+    if own is asked:
+        return
+    mine, other = (dict(m.state_dict()) for m in (own, asked))
+    same = type(own) is type(asked) and repr(own) == repr(asked) and mine.keys() == other.keys()
+    if not same or any(not torch.equal(mine[name], other[name]) for name in mine):
+        raise ValueError(f"the cache's {what} is of {own!r}, the layer's points are on {asked!r}")
 
 
 def lower_right(queries: int, keys: int, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
