@@ -101,7 +101,7 @@ def hyperbolic_curvature(manifold) -> float:
     Raises:
         ValueError: for another manifold.
     """
-    if isinstance(manifold, Lorentz | PoincareBall | Stereographic) and float(manifold.kappa) < 0:
+    if own(manifold, "to_canonical") is not None and float(manifold.kappa) < 0:
         return float(manifold.kappa)
     raise ValueError(
         f"this start needs hyperbolic space (PoincareBall, Lorentz or Stereographic, kappa < 0), not {manifold}"

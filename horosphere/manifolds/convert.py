@@ -23,6 +23,7 @@ Source: Ratcliffe, Foundations of hyperbolic manifolds, chapters 3, 4 and 6; Can
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -30,15 +31,12 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere._numerics import one_plus_kappa_norm2
 from horosphere._points import as_points
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
-from horosphere.manifolds.curvature import ConstantCurvature
-from horosphere.manifolds.euclidean import Euclidean
+from horosphere.manifolds.curvature import SpaceForm
 from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.poincare import PoincareBall
-from horosphere.manifolds.product import Product, Scaled
-from horosphere.manifolds.sphere import Sphere
-from horosphere.manifolds.stereographic import Stereographic
 
 
 def ball_to_hyperboloid(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -56,7 +54,7 @@ def ball_to_hyperboloid(x: Tensor, kappa: float | Tensor) -> Tensor:
     """
     ball, hyperboloid = PoincareBall(kappa), Lorentz(kappa)
     x = as_points(x, "x")
-    return _to_dtype(_lift(ball, x.to(torch.float64)), x.dtype, hyperboloid)
+    return hyperboloid.rounded(ball.to_canonical(x.to(torch.float64), -1), x.dtype)
 
 
 def hyperboloid_to_ball(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -74,7 +72,7 @@ def hyperboloid_to_ball(x: Tensor, kappa: float | Tensor) -> Tensor:
     """
     ball, hyperboloid = PoincareBall(kappa), Lorentz(kappa)
     x = as_points(x, "x")
-    return _to_dtype(_project(hyperboloid, x.to(torch.float64)), x.dtype, ball)
+    return ball.rounded(ball.from_canonical(x.to(torch.float64), hyperboloid._kappa_at(x), -1), x.dtype)
 
 
 def ball_to_klein(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -96,7 +94,7 @@ def ball_to_klein(x: Tensor, kappa: float | Tensor) -> Tensor:
     kappa = ball._kappa_at(x)
     out = 2 * wide / (1 - kappa * (wide * wide).sum(-1, keepdim=True))
     out = torch.where(one_plus_kappa_norm2(wide, kappa, -1) < 0, math.nan, out)
-    return _to_dtype(out, x.dtype, ball)
+    return ball.rounded(out, x.dtype)
 
 
 def klein_to_ball(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -115,7 +113,7 @@ def klein_to_ball(x: Tensor, kappa: float | Tensor) -> Tensor:
     ball = PoincareBall(kappa)
     x = as_points(x, "x")
     wide = x.to(torch.float64)
-    return _to_dtype(wide / (1 + _klein_height(ball, wide)), x.dtype, ball)
+    return ball.rounded(wide / (1 + _klein_height(ball, wide)), x.dtype)
 
 
 def hyperboloid_to_klein(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -134,7 +132,7 @@ def hyperboloid_to_klein(x: Tensor, kappa: float | Tensor) -> Tensor:
     ball, hyperboloid = PoincareBall(kappa), Lorentz(kappa)
     x = as_points(x, "x")
     time, space, r2 = hyperboloid._split(x.to(torch.float64))
-    return _to_dtype(space * (r2**0.5 / time), x.dtype, ball)
+    return ball.rounded(space * (r2**0.5 / time), x.dtype)
 
 
 def klein_to_hyperboloid(x: Tensor, kappa: float | Tensor) -> Tensor:
@@ -154,7 +152,7 @@ def klein_to_hyperboloid(x: Tensor, kappa: float | Tensor) -> Tensor:
     x = as_points(x, "x")
     wide = x.to(torch.float64)
     space = wide / _klein_height(ball, wide)
-    return _to_dtype(torch.cat((torch.zeros_like(space[..., :1]), space), -1), x.dtype, hyperboloid)
+    return hyperboloid.rounded(torch.cat((torch.zeros_like(space[..., :1]), space), -1), x.dtype)
 
 
 def convert(x: Tensor, source: geoopt.Manifold, target: geoopt.Manifold) -> Tensor:
@@ -185,32 +183,34 @@ def convert(x: Tensor, source: geoopt.Manifold, target: geoopt.Manifold) -> Tens
 
 
 def _convert(x: Tensor, source: geoopt.Manifold, target: geoopt.Manifold, dtype: torch.dtype) -> Tensor:
-    if isinstance(source, Scaled) and isinstance(target, Scaled):
-        _check_equal("scales", source.scale, target.scale, source, target)
-        return _convert(x, resolve(source.base)[0], resolve(target.base)[0], dtype)
-    if isinstance(source, Product) and isinstance(target, Product):
-        if len(source.manifolds) != len(target.manifolds):
+    ours, theirs = hooks.factors(source), hooks.factors(target)
+    if ours is not None and theirs is not None and _kinds(ours) == _kinds(theirs):
+        if len(ours) != len(theirs):
             raise ValueError(f"{source} and {target} have different numbers of parts")
-        parts = zip(source.manifolds, source.slices, target.manifolds, strict=True)
-        return torch.cat([_convert(x[..., s], resolve(m)[0], resolve(t)[0], dtype) for m, s, t in parts], -1)
-    curved = isinstance(source, ConstantCurvature | Euclidean) and isinstance(target, ConstantCurvature | Euclidean)
-    if curved:
-        _check_equal("curvatures", source.kappa, target.kappa, source, target)
-    if curved and _family(source) == _family(target):
-        return _to_dtype(x, dtype, target)
-    if isinstance(source, Stereographic) and isinstance(target, Lorentz | Sphere):
-        return _to_dtype(_lift(source, x), dtype, target)
-    if isinstance(source, Lorentz | Sphere) and isinstance(target, Stereographic):
-        return _to_dtype(_project(source, x), dtype, target)
-    if isinstance(source, Stereographic) and isinstance(target, Euclidean):
-        return (2 * x).to(dtype)
-    if isinstance(source, Euclidean) and isinstance(target, Stereographic):
-        return (x / 2).to(dtype)
-    raise TypeError(f"no isometry from {source} to {target} is known here")
+        pairs = list(zip(ours, theirs, strict=True))
+        for a, b in pairs:
+            _check_equal("scales", a.scale, b.scale, source, target)
+        parts = [(resolve(a.manifold)[0], resolve(b.manifold)[0], hooks.of_factor(a, x)) for a, b in pairs]
+        return torch.cat([_convert(piece, a, b, dtype) for a, b, piece in parts], -1)
+    if not (_is_model(source) and _is_model(target)):
+        raise TypeError(f"no isometry from {source} to {target} is known here")
+    _check_equal("curvatures", source.kappa, target.kappa, source, target)
+    if source.model != target.model:
+        sign = target._sign if source._sign is None else source._sign
+        if sign is None:
+            raise TypeError(f"no isometry from {source} to {target} is known here")
+        x = target.from_canonical(source.to_canonical(x, sign), source._kappa_at(x), sign)
+    return target.rounded(x, dtype)
 
 
-def _family(manifold: geoopt.Manifold) -> type:
-    return Stereographic if isinstance(manifold, Stereographic) else type(manifold)
+def _kinds(factors: list[hooks.Factor]) -> bool:
+    """Whether the factors share a point's numbers out (a product) or have all of them (a scaled manifold)."""
+    return all(f.slice is None for f in factors)
+
+
+def _is_model(manifold: geoopt.Manifold) -> TypeGuard[SpaceForm]:
+    """Whether the manifold is a model of a space of constant curvature that knows the way to the canonical one."""
+    return hooks.own(manifold, "to_canonical") is not None
 
 
 def _check_equal(what: str, a, b, source: geoopt.Manifold, target: geoopt.Manifold) -> None:
@@ -222,39 +222,6 @@ def _check_equal(what: str, a, b, source: geoopt.Manifold, target: geoopt.Manifo
         raise ValueError(f"an isometry keeps the curvature: the {what} of {source} and {target} differ")
 
 
-def _lift(source: Stereographic, x: Tensor) -> Tensor:
-    """Stereographic points as (R (lambda - 1), lambda x), on the hyperboloid or the sphere with its origin first."""
-    kappa = source._kappa_at(x)
-    gap = source._gap(x, kappa)
-    root = kappa.abs().sqrt() if isinstance(kappa, Tensor) else abs(kappa) ** 0.5
-    out = torch.cat(((1 - kappa * (x * x).sum(-1, keepdim=True)) / root, 2 * x), -1) / gap
-    return torch.where(gap < 0, math.nan, out)
-
-
-def _project(source: Lorentz | Sphere, x: Tensor) -> Tensor:
-    """``R s / (R + t)``, (t, s) the point; for t < 0 (sphere) ``R s (R - t) / |s|^2``, which does not cancel."""
-    point = source.projx(x) if isinstance(source, Sphere) else x
-    space = point[..., 1:]
-    kappa = source._kappa_at(x)
-    if isinstance(source, Lorentz):
-        time, _, r2 = source._split(point)
-        return space / (1 + time / r2**0.5)
-    height = point[..., :1] * kappa**0.5
-    s2 = kappa * (space * space).sum(-1, keepdim=True)
-    front = height >= 0
-    return space * torch.where(
-        front, 1 / (1 + torch.where(front, height, 0.0)), (1 - height) / torch.where(front, 1.0, s2)
-    )
-
-
 def _klein_height(ball: PoincareBall, k: Tensor) -> Tensor:
     """``sqrt(1 + kappa |k|^2)``, NaN outside of the ball; that is R over the time coordinate."""
     return one_plus_kappa_norm2(k, ball._kappa_at(k), -1).sqrt()
-
-
-def _to_dtype(x: Tensor, dtype: torch.dtype, manifold: geoopt.Manifold) -> Tensor:
-    """Rounded once and within the cap of the model in the new type."""
-    if isinstance(manifold, Lorentz):
-        return manifold._capped(x[..., 1:], dtype)
-    rounded = x.to(dtype)
-    return manifold.projx(rounded) if isinstance(manifold, Stereographic) else rounded

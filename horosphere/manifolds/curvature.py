@@ -14,7 +14,7 @@ their object           what its number means           kappa
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,30 @@ def kappa_from_c(c):
 def kappa_from_lorentz_k(k):
     """kappa of geoopt's Lorentz(k), whose points satisfy ``<x, x>_J = -k``."""
     return -1 / k
+
+
+class SpaceForm(Protocol):
+    """A model of a space of constant curvature and its isometries with the canonical model of that space.
+
+    The canonical model is the hyperboloid for kappa < 0, the sphere for kappa > 0, both with the origin on the first
+    axis, and flat space for kappa = 0: ``sign`` says which of them is meant.
+    """
+
+    model: str
+    _sign: int | None  # None where kappa may have any
+
+    @property
+    def kappa(self) -> float | Tensor: ...
+    def _kappa_at(self, x: Tensor) -> float | Tensor: ...
+
+    def to_canonical(self, x: Tensor, sign: int) -> Tensor:
+        """Points as points of the canonical model, in float64."""
+
+    def from_canonical(self, x: Tensor, kappa: float | Tensor, sign: int) -> Tensor:
+        """Points of the canonical model of curvature kappa as points of this one, in float64."""
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Points in ``dtype``, rounded once and within the cap of this model in that type."""
 
 
 class ConstantCurvature(AtOrigin, geoopt.Manifold):

@@ -24,6 +24,8 @@ class Euclidean(AtOrigin, geoopt.Euclidean):
     """
 
     kappa = 0.0
+    model = "flat"
+    _sign = 0
 
     def __init__(self, ndim: int = 1):
         super().__init__(ndim)
@@ -37,6 +39,18 @@ class Euclidean(AtOrigin, geoopt.Euclidean):
 
     def config(self) -> dict[str, Any]:
         return {"type": "Euclidean"} if self.ndim == 1 else {"type": "Euclidean", "ndim": self.ndim}
+
+    def _kappa_at(self, x: Tensor) -> float:
+        return 0.0
+
+    def to_canonical(self, x: Tensor, sign: int) -> Tensor:
+        return x
+
+    def from_canonical(self, x: Tensor, kappa: float | Tensor, sign: int) -> Tensor:
+        return x
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
 
     def picture(self) -> str:
         return "flat"

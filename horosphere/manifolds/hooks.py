@@ -56,6 +56,7 @@ _FOLLOW_THE_DISTANCE = frozenset(
         "from_polar",
         "direction_dim",
         "to_frame",
+        "to_canonical",
         "picture",
     )
 )

@@ -33,6 +33,7 @@ class Lorentz(ConstantCurvature):
     """
 
     _sign = -1
+    model = "hyperboloid"
 
     def __init__(self, kappa: float | Tensor = -1.0, learnable: bool = False, **other):
         super().__init__(kappa, learnable, **other)
@@ -55,6 +56,15 @@ class Lorentz(ConstantCurvature):
         """The tangent vector with the given spatial part."""
         time = (x_space * v_space).sum(-1, keepdim=True) / x_time
         return torch.cat((time, v_space.expand(time.shape[:-1] + v_space.shape[-1:])), -1)
+
+    def to_canonical(self, x: Tensor, sign: int) -> Tensor:
+        return x
+
+    def from_canonical(self, x: Tensor, kappa: float | Tensor, sign: int) -> Tensor:
+        return x
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._capped(x[..., 1:], dtype)
 
     def picture(self) -> str:
         return "hyperboloid"

@@ -29,12 +29,22 @@ class Sphere(ConstantCurvature):
     """
 
     _sign = 1
+    model = "sphere"
 
     def __init__(self, kappa: float | Tensor = 1.0, learnable: bool = False, **other):
         super().__init__(kappa, learnable, **other)
 
     def ambient_dim(self, n: int) -> int:
         return n + 1
+
+    def to_canonical(self, x: Tensor, sign: int) -> Tensor:
+        return self.projx(x)
+
+    def from_canonical(self, x: Tensor, kappa: float | Tensor, sign: int) -> Tensor:
+        return x
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
 
     def picture(self) -> str:
         return "sphere"

@@ -29,6 +29,8 @@ class Stereographic(ConstantCurvature):
     Sources: Bachmann, Becigneul and Ganea (2020), Constant curvature graph convolutional networks; Ungar (2008).
     """
 
+    model = "stereographic"
+
     def __init__(self, kappa: float | Tensor = 0.0, learnable: bool = False, **other):
         super().__init__(kappa, learnable, **other)
 
@@ -43,6 +45,34 @@ class Stereographic(ConstantCurvature):
 
     def _known_sign(self) -> int | None:
         return self._sign if self._sign is not None else _numerics.sign_of(self.kappa)
+
+    def to_canonical(self, x: Tensor, sign: int) -> Tensor:
+        """``(R (lambda - 1), lambda x)``, on hyperboloid or sphere (2 x for kappa = 0); NaN outside of a ball."""
+        if sign == 0:
+            return 2 * x
+        kappa = self._kappa_at(x)
+        gap = self._gap(x, kappa)
+        root = kappa.abs().sqrt() if isinstance(kappa, Tensor) else abs(kappa) ** 0.5
+        out = torch.cat(((1 - kappa * (x * x).sum(-1, keepdim=True)) / root, 2 * x), -1) / gap
+        return torch.where(gap < 0, math.nan, out)
+
+    def from_canonical(self, x: Tensor, kappa: float | Tensor, sign: int) -> Tensor:
+        """``R s / (R + t)`` of the point (t, s); for t < 0 (sphere) ``R s (R - t) / |s|^2``, which does not cancel."""
+        if sign == 0:
+            return x / 2
+        space = x[..., 1:]
+        s2 = (space * space).sum(-1, keepdim=True)
+        if sign == -1:  # the time is what the spatial part says
+            r2 = -1 / kappa
+            return space / (1 + torch.sqrt(r2 + s2) / r2**0.5)
+        height = x[..., :1] * kappa**0.5
+        front = height >= 0
+        return space * torch.where(
+            front, 1 / (1 + torch.where(front, height, 0.0)), (1 - height) / torch.where(front, 1.0, kappa * s2)
+        )
+
+    def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.projx(x.to(dtype))
 
     def picture(self) -> str:
         kappa = self.kappa.detach().max().item() if isinstance(self.kappa, Tensor) else self.kappa
