@@ -6,7 +6,8 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds import Lorentz, PoincareBall, Stereographic, convert
+from horosphere.manifolds import Lorentz, convert
+from horosphere.manifolds.hooks import own
 
 __all__ = ["hyperbolic_mds", "hyperbolic_mds_spectrum", "hyperbolic_mds_start"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class BoundedParameter(torch.nn.Parameter):
             memo[id(self)] = _rebuild(type(self), data, self.low, self.high, self.requires_grad)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.data, self.low, self.high, self.requires_grad)
 
 

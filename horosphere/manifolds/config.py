@@ -34,15 +34,27 @@ def register_manifold(name: str, cls: _Class) -> _Class:
         TypeError: name is no string, or cls no manifold class.
         ValueError: the name is empty or that of another class.
     """
-    if not isinstance(name, str):
+    if not _is_text(name):
         raise TypeError(f"name must be a string, got {type(name).__name__}")
-    if not (isinstance(cls, type) and issubclass(cls, geoopt.Manifold)):
+    if not _is_manifold_class(cls):
         raise TypeError(f"cls must be a subclass of geoopt.Manifold, got {cls!r}")
     other = _CLASSES.get(name)
     if not name or (other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__)):
         raise ValueError(f"name {name!r} is {f'taken by {other.__qualname__}' if other else 'empty'}: choose another")
     _CLASSES[name] = cls
     return allow_loading(cls)
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str)
+
+
+def _is_manifold_class(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, geoopt.Manifold)
+
+
+def _kind(config: object) -> object:
+    return config.get("type") if isinstance(config, dict) else None
 
 
 def registered(name: object) -> type[geoopt.Manifold] | None:
@@ -86,8 +98,7 @@ def manifold_from_config(config: dict[str, Any]) -> geoopt.Manifold:
     Raises:
         ValueError: the dictionary is no configuration, or names a class that nobody registered.
     """
-    kind = config.get("type") if isinstance(config, dict) else None
-    cls = registered(kind)
+    cls = registered(_kind(config))
     if cls is None:
         raise ValueError(
             f"not the configuration of a manifold: {config!r}; known types: {', '.join(_CLASSES)}; a class of your own "

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.manifolds._float64 import in_float64
-from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
 from horosphere.manifolds.origin import AtOrigin
 
@@ -60,7 +59,7 @@ class SpaceForm(Protocol):
         """Points in ``dtype``, rounded once and within the cap of this model in that type."""
 
 
-class ConstantCurvature(AtOrigin, geoopt.Manifold):
+class ConstantCurvature(AtOrigin):
     """A space form in some model: holds the curvature, and what follows from it alone.
 
     Args:
@@ -90,7 +89,7 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         self._check_kappa(kappa)
         self.register_buffer("_fixed_kappa", None)
         self.register_parameter("_learnable_kappa", None)
-        self._number = None
+        self._number = math.nan  # where kappa is a tensor
         if learnable:
             value = kappa if isinstance(kappa, Tensor) else torch.tensor(kappa, dtype=torch.float64)
             limit = _numerics.MIN_ABS_KAPPA
@@ -115,7 +114,7 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
                 f"{type(self).__name__}: kappa must be finite, at most {_numerics.MAX_ABS_KAPPA:g} in size, got {kappa}"
             )
         if not allowed:
-            word, hint = ("negative", "-1.0") if self._sign < 0 else ("positive", "1.0")
+            word, hint = ("negative", "-1.0") if self._sign == -1 else ("positive", "1.0")
             raise ValueError(
                 f"{type(self).__name__} needs a {word} sectional curvature (signed, as kappa={hint}), got {kappa}; "
                 "for kappa = 0 or a curvature that may change sign use Stereographic"
@@ -220,8 +219,10 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
     def extra_repr(self) -> str:
         kappa = self.kappa
         if isinstance(kappa, Tensor):
-            kappa = f"{kappa.item():.6g}" if kappa.numel() == 1 else f"tensor of shape {tuple(kappa.shape)}"
-        return f"kappa={kappa}" + (", learnable" if self.learnable else "")
+            said = f"{kappa.item():.6g}" if kappa.numel() == 1 else f"tensor of shape {tuple(kappa.shape)}"
+        else:
+            said = str(kappa)
+        return f"kappa={said}" + (", learnable" if self.learnable else "")
 
     def _kappa_at(self, x: Tensor, dtype: torch.dtype = torch.float64) -> float | Tensor:
         """kappa shaped to broadcast against per-point scalars (..., N, 1) of points (..., N, D)."""
@@ -229,15 +230,15 @@ class ConstantCurvature(AtOrigin, geoopt.Manifold):
         if not isinstance(kappa, Tensor):
             return kappa
         if self._sign is not None and isinstance(kappa, BoundedParameter) and kappa.moved():
-            self._check_moved(kappa)
+            self._check_moved(kappa, self._sign)
         kappa = kappa.to(dtype)
         if kappa.dim() == 0:
             return kappa
         check_kappa_shape(kappa, x)
         return kappa[..., None, None]
 
-    def _check_moved(self, kappa: BoundedParameter) -> None:
-        if bool((kappa.detach() * self._sign <= 0).any()):
+    def _check_moved(self, kappa: BoundedParameter, sign: int) -> None:
+        if bool((kappa.detach() * sign <= 0).any()):
             del kappa._asked  # the next use says it again
             raise ValueError(
                 f"the learned kappa of a {self.name} is {kappa.tolist()}, a sign that this space does not have: "

@@ -36,7 +36,7 @@ class LowRankMetric(geoopt.Euclidean):
 
     def __init__(self, scale: Tensor | float, factor: Tensor):
         super().__init__(ndim=1)
-        metric = TokenMetric(scale, factor)
+        metric = TokenMetric(as_points(scale, "scale"), factor)
         self.register_buffer("scale", metric.scale.detach().clone())
         self.register_buffer("factor", metric.factor.detach().clone())
 

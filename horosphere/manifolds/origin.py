@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from horosphere._points import as_points
+from horosphere.manifolds._geoopt import geoopt
 
 
-class AtOrigin:
+class AtOrigin(geoopt.Manifold):
     """What follows from ``origin`` and the maps: a base class of the manifolds here, and of your own if you like."""
 
     def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:

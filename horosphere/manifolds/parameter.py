@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class ManifoldParameter(geoopt.ManifoldParameter):
             memo[id(self)] = _rebuild(type(self), data, manifold, self.requires_grad)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.data, self.manifold, self.requires_grad)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ from horosphere.manifolds.origin import AtOrigin
 from horosphere.manifolds.pairs import pair_dist2
 
 
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int)
+
+
 class Product(AtOrigin, geoopt.ProductManifold):
     r"""Cartesian product: points are the parts' stored numbers side by side.
 
@@ -33,7 +38,7 @@ class Product(AtOrigin, geoopt.ProductManifold):
 
     def __init__(self, *manifolds_with_size: tuple[geoopt.Manifold, int]):
         for pair in manifolds_with_size:
-            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int)):
+            if not _is_pair(pair):
                 raise TypeError(f"Product takes pairs (manifold, size) with an integer size, got {pair!r}")
         super().__init__(*manifolds_with_size)
 
@@ -176,7 +181,7 @@ class Product(AtOrigin, geoopt.ProductManifold):
         return f"Product({inside})"
 
 
-class Scaled(AtOrigin, geoopt.Manifold):
+class Scaled(AtOrigin):
     r"""A manifold with its metric multiplied by ``scale**2``: :math:`d(x, y) = \text{scale}\; d_{\text{base}}(x, y)`.
 
     Geodesics, exp, log and transport are those of the base (vectors are velocities in the base's coordinates); inner
@@ -203,7 +208,7 @@ class Scaled(AtOrigin, geoopt.Manifold):
         low = _numerics.MIN_ABS_KAPPA**0.5
         self.register_parameter("_learnable_scale", BoundedParameter(value, low) if learnable else None)
         self.register_buffer("_fixed_scale", scale if isinstance(scale, Tensor) and not learnable else None)
-        self._number = None if isinstance(scale, Tensor) or learnable else float(scale)
+        self._number = math.nan if isinstance(scale, Tensor) or learnable else float(scale)
 
     @property
     def scale(self) -> float | Tensor:

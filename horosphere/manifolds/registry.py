@@ -31,6 +31,11 @@ _LETTERS = {"E": Euclidean, "H": Lorentz, "S": Sphere}
 _FACTOR = re.compile(r"(?:([EHS])([1-9]\d*)|\(([EHS])([1-9]\d*)\)\^([1-9]\d*))")
 
 
+def _text(name: object) -> str:
+    """A name, and nothing in the place of one of another type."""
+    return name if isinstance(name, str) else ""
+
+
 def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool = False) -> geoopt.Manifold:
     """The manifold called euclidean, poincare, lorentz, sphere or stereographic, of the given or default curvature,
     or the product that a name such as "H5xS5" or "(H2)^2xE2x(S2)^2" spells, or of a class of your own by its name
@@ -48,7 +53,7 @@ def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool =
     Raises:
         ValueError: for any other name, with what was read of it; for a curvature given to flat space or a product.
     """
-    cls = NAMES.get(name.lower()) if isinstance(name, str) else None
+    cls = NAMES.get(_text(name).lower())
     known = registered(name) if cls is None else None
     if known is not None:
         if kappa is not None:
@@ -68,7 +73,7 @@ def dimension_of_name(name: str) -> int | None:
 
     Raises ValueError as `manifold_by_name`.
     """
-    if isinstance(name, str) and (name.lower() in NAMES or registered(name) is not None):
+    if _text(name).lower() in NAMES or registered(name) is not None:
         return None
     return sum(dimension for _, dimension in factors_of_name(name))
 
@@ -76,7 +81,7 @@ def dimension_of_name(name: str) -> int | None:
 def factors_of_name(name: str) -> list[tuple[str, int]]:
     """("H", 2), ("H", 2), ("E", 3) for "(H2)^2xE3"; ValueError with what was read for anything else."""
     found: list[tuple[str, int]] = []
-    if isinstance(name, str) and name.strip():
+    if _text(name).strip():
         for piece in re.split(r"[xX×*]", name.replace(" ", "")):
             match = _FACTOR.fullmatch(piece.upper())
             if match is None:

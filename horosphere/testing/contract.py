@@ -311,8 +311,8 @@ class ManifoldContract:
             self._gradcheck(lambda a, b, p=precision: cdist(a, b, manifold, precision=p), manifold, x, y)
 
     def _gradcheck(self, function, manifold, x: Tensor, y: Tensor):
-        inputs = (x.clone().requires_grad_(), y.clone().requires_grad_(), *manifold.parameters())
-        inputs = [t for t in inputs if t.dtype == torch.float64]
+        candidates = (x.clone().requires_grad_(), y.clone().requires_grad_(), *manifold.parameters())
+        inputs = [t for t in candidates if t.dtype == torch.float64]
         assert torch.autograd.gradcheck(lambda a, b, *_: function(a, b), inputs, rtol=1e-5, atol=1e-6)
 
     # optional methods (horosphere.manifolds.hooks), the defaults included
@@ -409,7 +409,7 @@ def _required(method, *args, **kwargs):
         return method(*args, **kwargs)
     except NotImplementedError as error:
         owner = getattr(method, "__self__", args[0] if args else None)
-        pytest.skip(f"{type(owner).__name__} has no {method.__name__}: {error or 'not implemented'}")
+        pytest.skip(f"{type(owner).__name__} has no {method.__name__}: {str(error) or 'not implemented'}")
 
 
 def _require_vectors(manifold):
