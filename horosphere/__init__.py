@@ -28,6 +28,7 @@ from horosphere.manifolds import (
     knn,
     metric_sqdist,
     midpoint,
+    register_manifold,
     validate_points,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "midpoint",
     "models",
     "optim",
+    "register_manifold",
     "routing",
     "testing",
     "validate_points",

@@ -33,6 +33,7 @@ from horosphere.kernels.pattern import Pattern, keys_of
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
+from horosphere.manifolds.hooks import origin
 from horosphere.manifolds.pairwise import pairs_of_rows
 
 # Pairs of a block of rows; the backward pass works blocks again where there are several. 2^19 float32 are 2 MiB, of
@@ -134,8 +135,8 @@ def fixed_pattern_attention(
     if not m or not n or not query.shape[:-2].numel():
         return value.new_zeros(*query.shape[:-1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())
     if mask is not None:  # what takes no part may be anything, also no point
-        origin = manifold.origin(*key.shape[:-2], 1, key.shape[-1], dtype=key.dtype, device=key.device)
-        key = torch.where(mask.unsqueeze(-1), key, origin)
+        start = origin(manifold, *key.shape[:-2], 1, key.shape[-1], dtype=key.dtype, device=key.device)
+        key = torch.where(mask.unsqueeze(-1), key, start)
         value = torch.where(mask.unsqueeze(-1), value, 0.0)
     with without_autocast(query.device):
         return _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power).to(value.dtype)

@@ -30,6 +30,7 @@ from horosphere.attention.inverse import (
 )
 from horosphere.attention.nystrom import choose_landmarks
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.hooks import random_points
 from horosphere.manifolds.parameter import ManifoldParameter
 
 # Tokens worked together; pieces of PIECE of them see each other through a matrix, and earlier tokens through sums.
@@ -162,7 +163,7 @@ class Landmarks(nn.Module):
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         shape = (count, size) if heads is None else (heads, count, size)
-        start = manifold.random(*shape, dtype=dtype, device=device)
+        start = random_points(manifold, *shape, dtype=dtype, device=device)
         self.anchors = ManifoldParameter(start.as_subclass(Tensor), manifold)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from horosphere.attention.calibration import squared_distance_sums
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
 from horosphere.attention.patterns import make_scheme
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import resolve
@@ -122,7 +123,7 @@ class GeodesicAttention(nn.Module):
         self.max_radius, self.rotary, self.pattern = max_radius, rotary, pattern
         self.manifold = manifold
         size = points.stored_size(manifold, self.head_dim)
-        self._slices = points.factor_slices(manifold, self.head_dim)
+        self._slices = hooks.rotary_slices(manifold, self.head_dim)
         if rotary is not None and any((s.stop - s.start) % 2 for s in self._slices):
             sizes = [s.stop - s.start for s in self._slices]
             raise ValueError(f"rotary positions turn pairs of coordinates: the factors of a head have sizes {sizes}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere import _numerics
 from horosphere._points import as_points
-from horosphere.manifolds import Euclidean, Lorentz, Product, Scaled, Sphere, Stereographic
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import resolve
 
 # sqrt|kappa| times the radius of mapped points. Float32 distances hold to radius 12; 4 reaches norm 0.964 of the ball,
 # which bfloat16 can store too.
@@ -21,53 +19,9 @@ def stored_size(manifold: geoopt.Manifold, n: int) -> int:
 
     Raises ValueError where the points are no vectors, or a product takes another count than n.
     """
-    resolve(manifold)  # TypeError for what is no manifold
     if manifold.ndim != 1:
         raise ValueError(f"attention takes points that are vectors (ndim 1), {manifold} has ndim {manifold.ndim}")
-    known = _unscaled(manifold)
-    if not isinstance(known, Product):
-        return n + isinstance(known, Lorentz)
-    free = _free_size(known, known.n_elements)
-    if free != n:
-        raise ValueError(
-            f"{known} takes {free} free numbers a point (its stored sizes, less 1 for each hyperboloid's time), "
-            f"and a head gives {n}: choose embed_dim = {free} * num_heads, or other sizes of the parts"
-        )
-    return known.n_elements
-
-
-def factor_slices(manifold: geoopt.Manifold, n: int) -> list[slice]:
-    """Where among n free numbers each factor of a product lies; one slice for anything else."""
-    known = _unscaled(manifold)
-    if not isinstance(known, Product):
-        return [slice(0, n)]
-    return [
-        slice(start + inner.start, start + inner.stop)
-        for part, start, size in _parts(known)
-        for inner in factor_slices(part, size)
-    ]
-
-
-def _unscaled(manifold: geoopt.Manifold) -> geoopt.Manifold:
-    known = resolve(manifold)[0]
-    return _unscaled(known.base) if isinstance(known, Scaled) else known
-
-
-def _free_size(manifold: geoopt.Manifold, stored: int) -> int:
-    known = _unscaled(manifold)
-    if isinstance(known, Product):
-        return sum(size for _, _, size in _parts(known))
-    return stored - isinstance(known, Lorentz)
-
-
-def _parts(product: Product) -> list[tuple[geoopt.Manifold, int, int]]:
-    """Every part with the start and the number of its free numbers."""
-    found, start = [], 0
-    for part, stored in zip(product.manifolds, product.sizes, strict=True):
-        size = _free_size(part, stored)
-        found.append((part, start, size))
-        start += size
-    return found
+    return hooks.size_from_vectors(manifold, n)
 
 
 def into_manifold(x: Tensor, manifold: geoopt.Manifold, *, max_radius: float | Tensor = MAX_RADIUS) -> Tensor:
@@ -81,7 +35,7 @@ def into_manifold(x: Tensor, manifold: geoopt.Manifold, *, max_radius: float | T
       (kappa > 0: length l, unbounded);
     - sphere: the direction of x;
     - products part by part, with each part's own n; Scaled as its base;
-    - any other manifold: its ``projx`` of x / sqrt(n).
+    - any other manifold: its own ``from_vectors(x, max_radius)``, else its ``projx`` of x / sqrt(n).
 
     Args:
         x: (..., N, n).
@@ -95,37 +49,7 @@ def into_manifold(x: Tensor, manifold: geoopt.Manifold, *, max_radius: float | T
     Raises:
         ValueError: the size of x does not fit the parts of a product.
     """
-    x = as_points(x, "x")
-    known = resolve(manifold)[0]
-    if isinstance(known, Scaled):
-        return into_manifold(x, known.base, max_radius=max_radius)
-    if isinstance(known, Product):
-        stored_size(known, x.shape[-1])
-        parts = _parts(known)
-        return torch.cat([into_manifold(x[..., i : i + n], m, max_radius=max_radius) for m, i, n in parts], -1)
-    scale = x.shape[-1] ** -0.5
-    if isinstance(known, Euclidean):
-        return scale * x
-    if not isinstance(known, (Sphere, Stereographic, Lorentz)):
-        return known.projx(scale * x)
-    # a point is x times a number: only lengths go through the maps of the manifold and float64
-    wide = x.to(_numerics.fast_dtype(x.dtype))
-    norm = _numerics.safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
-    kappa = torch.as_tensor(known._kappa_at(x), dtype=torch.float64, device=x.device)
-    flat = norm == 0
-    if isinstance(known, Sphere):
-        origin = known.origin(*x.shape[:-2], 1, x.shape[-1], dtype=x.dtype, device=x.device)
-        ratio = torch.where(flat, 0.0, kappa.rsqrt() / torch.where(flat, 1.0, norm))
-        return torch.where(flat, origin, (wide * ratio.to(wide.dtype)).to(x.dtype))
-    length = scale * norm
-    length = length * _numerics.tanh_ratio(kappa.clamp(max=0.0) * length * length / max_radius**2)
-    if isinstance(known, Stereographic):  # whose metric at the origin is 4 I
-        reached = known.projx(known.expmap0(length / 2).to(x.dtype)).to(torch.float64)
-        ratio = torch.where(flat, scale / 2, reached / torch.where(flat, 1.0, norm))
-        return (wide * ratio.to(wide.dtype)).to(x.dtype)
-    reached = known.expmap0(torch.nn.functional.pad(length, (1, 0)).to(x.dtype))
-    ratio = torch.where(flat, scale, reached[..., 1:].to(torch.float64) / torch.where(flat, 1.0, norm))
-    return torch.cat((reached[..., :1], (wide * ratio.to(wide.dtype)).to(x.dtype)), -1)
+    return hooks.from_vectors(manifold, as_points(x, "x"), max_radius)
 
 
 def rotate(x: Tensor, start: int, slices: list[slice], base: float) -> Tensor:

@@ -28,7 +28,7 @@ from horosphere.attention.inverse import (
     with_ones,
 )
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.hooks import origin
 
 # Weights of queries to slots above which the backward pass works them again: 2^22 float32 are 16 MiB, of which training
 # would hold about eight times as much.
@@ -82,7 +82,7 @@ def empty_summaries(key: Tensor, value: Tensor, manifold: geoopt.Manifold, slots
     points, sums = _numerics.fast_dtype(key.dtype), _numerics.fast_dtype(value.dtype)
     # some point of the manifold: distances to an empty slot count for nothing, but must be numbers
     return SummaryState(
-        resolve(manifold)[0].origin(*batch, slots, key.shape[-1], dtype=points, device=key.device),
+        origin(manifold, *batch, slots, key.shape[-1], dtype=points, device=key.device),
         value.new_zeros(*batch, slots, dtype=sums),
         value.new_zeros(*batch, slots, value.shape[-1], dtype=sums),
         key.new_zeros(*batch, slots, key.shape[-1], dtype=points),

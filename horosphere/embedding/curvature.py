@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.manifolds import Lorentz, PoincareBall, Product, Sphere, manifold_from_config
+from horosphere.manifolds import Lorentz, PoincareBall, Product, Sphere, manifold_config, manifold_from_config
+from horosphere.manifolds.hooks import own
 
 __all__ = ["CurvatureSteps", "curvatures", "fixed", "learnable", "with_curvatures"]
 
@@ -93,9 +94,9 @@ def with_curvatures(manifold, points: Tensor | None, kappas: np.ndarray):
 
 def fixed(manifold):
     """The manifold with the curvatures and scales it has now, as numbers; itself where none can move."""
-    if not any(parameter.requires_grad for parameter in manifold.parameters()) or not hasattr(manifold, "config"):
+    if not any(parameter.requires_grad for parameter in manifold.parameters()) or own(manifold, "config") is None:
         return manifold
-    return manifold_from_config(_learning(manifold.config(), False))
+    return manifold_from_config(_learning(manifold_config(manifold), False))
 
 
 def learnable(manifold):
@@ -103,7 +104,8 @@ def learnable(manifold):
 
     Raises ValueError where there is none.
     """
-    moving = manifold_from_config(_learning(manifold.config(), True)) if hasattr(manifold, "config") else manifold
+    known = own(manifold, "config") is not None
+    moving = manifold_from_config(_learning(manifold_config(manifold), True)) if known else manifold
     if not any(parameter.requires_grad for parameter in moving.parameters()):
         raise ValueError(f"{manifold} has no curvature to learn")
     return moving

@@ -34,7 +34,7 @@ from horosphere.embedding.validation import (
     warn_if_too_small,
     with_edges,
 )
-from horosphere.manifolds import manifold_from_config
+from horosphere.manifolds import manifold_config, manifold_from_config
 
 __all__ = ["GraphEmbedding", "NearestNodes"]
 
@@ -366,7 +366,7 @@ class GraphEmbedding(BaseEstimator):
         """
         self._check_fitted()
         about = {
-            "manifold": self.manifold_.config(),
+            "manifold": manifold_config(self.manifold_),
             "nodes": to_json(self.nodes_),
             "parameters": {name: plain(getattr(self, name)) for name in _SAVED},
             "self_loops": self.graph_.self_loops,

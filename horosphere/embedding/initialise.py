@@ -4,14 +4,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from horosphere.manifolds import hooks
+
 __all__ = ["ambient_dim", "beside_neighbours", "near_origin"]
 
 _SPREAD = 1e-3  # Nickel & Kiela's start: far below every distance that is learned, far above rounding.
 
 
 def ambient_dim(manifold, n_components: int) -> int:
-    """How many numbers store a point of `n_components` dimensions (plain geoopt manifolds: as many)."""
-    return manifold.ambient_dim(n_components) if hasattr(manifold, "ambient_dim") else n_components
+    """How many numbers store a point of `n_components` dimensions."""
+    return hooks.ambient_dim(manifold, n_components)
 
 
 def near_origin(manifold, n_points: int, n_components: int, rng: np.random.Generator) -> Tensor:
@@ -21,7 +23,7 @@ def near_origin(manifold, n_points: int, n_components: int, rng: np.random.Gener
         (n_points, ambient_dim) float64.
     """
     size = (n_points, ambient_dim(manifold, n_components))
-    origin = manifold.origin(*size, dtype=torch.float64, device="cpu")
+    origin = hooks.origin(manifold, *size, dtype=torch.float64, device="cpu")
     noise = torch.from_numpy(rng.uniform(-_SPREAD, _SPREAD, size))
     return manifold.projx(manifold.expmap(origin, manifold.proju(origin, noise)))
 

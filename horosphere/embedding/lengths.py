@@ -13,6 +13,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.embedding.graph import Graph, as_graph, square_table
 from horosphere.embedding.initialise import ambient_dim
+from horosphere.manifolds import hooks
 
 __all__ = ["Lengths", "as_lengths", "start_at_mean", "symmetric"]
 
@@ -159,7 +160,7 @@ def start_at_mean(manifold: Any, n_points: int, n_components: int, mean: float, 
         (n_points, ambient_dim) float64.
     """
     size = (n_points, ambient_dim(manifold, n_components))
-    origin = manifold.origin(*size, dtype=torch.float64, device="cpu")
+    origin = hooks.origin(manifold, *size, dtype=torch.float64, device="cpu")
     tangent = manifold.proju(origin, torch.from_numpy(rng.standard_normal(size)))
     pairs = torch.from_numpy(rng.integers(0, n_points, (2, 1000)))
 

@@ -173,12 +173,13 @@ def figure_of(
     """Draw nodes, edges and names.
 
     Hyperbolic spaces appear as the Poincare disk (`to_disk`), flat space as the plane of its two principal axes (two
-    dimensions: as it is), the two-dimensional sphere from afar, its other side faint (`to_globe`). Colour is depth
-    below the top of the hierarchy, size the number of direct children; edges are the given pairs, not their closure.
+    dimensions: as it is), the two-dimensional sphere from afar, its other side faint (`to_globe`), products and
+    manifolds of your own as the tangent space at the origin, or at the row ``centre``. Colour is depth below the top of
+    the hierarchy, size the number of direct children; edges are the given pairs, not their closure.
 
     Args:
         points: (N, D) stored numbers.
-        manifold: hyperbolic, Euclidean, or a sphere of two dimensions.
+        manifold: hyperbolic, Euclidean, a sphere of two dimensions, a product, or one of your own.
         graph: the given pairs.
         labels: write names, the best connected nodes first, where they fit.
         centre: the row that an isometry takes to the middle of the picture.
@@ -187,8 +188,8 @@ def figure_of(
         A `matplotlib.figure.Figure` with an Agg canvas; pyplot and its state are not touched.
 
     Raises:
-        ValueError: for other manifolds, for points of fewer than two dimensions, and for points that are not finite or
-            so far out that float64 cannot place them in the picture.
+        ValueError: for a projected sphere, for points of fewer than two dimensions, and for points that are not finite
+            or so far out that float64 cannot place them in the picture.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -197,6 +198,8 @@ def figure_of(
     from matplotlib.patches import Circle
 
     kind = _kind(manifold)
+    if kind == "tangent":
+        points, kind = _tangent(manifold, points, centre), "flat"
     front = np.ones(len(points), dtype=bool)
     _check_finite(points, graph, "is not finite")
     if kind == "sphere":
@@ -330,17 +333,23 @@ def _curvature(manifold: Any) -> float:
 
 
 def _kind(manifold: Any) -> str:
-    from horosphere.manifolds import Euclidean, Lorentz, Sphere, Stereographic
+    from horosphere.manifolds import hooks
 
-    if isinstance(manifold, Euclidean):
-        return "flat"
-    if isinstance(manifold, Lorentz):
-        return "hyperboloid"
-    if isinstance(manifold, Stereographic) and _curvature(manifold) < 0:
-        return "ball"
-    if isinstance(manifold, Sphere):
-        return "sphere"
-    raise ValueError(
-        f"pictures are drawn of hyperbolic (PoincareBall, Stereographic with kappa < 0, Lorentz), Euclidean and Sphere "
-        f"embeddings, not of {manifold}"
-    )
+    kind = hooks.picture(manifold)
+    if kind == "none":
+        raise ValueError(
+            "pictures are drawn of hyperbolic (kappa < 0), Euclidean and Sphere embeddings and of manifolds of your "
+            f"own, not of {manifold}"
+        )
+    return kind
+
+
+def _tangent(manifold: Any, points: np.ndarray, centre: int | None) -> np.ndarray:
+    """Logarithms of the points at the origin, or at the point ``centre``."""
+    import torch
+
+    from horosphere.manifolds import hooks
+
+    x = torch.from_numpy(points)
+    start = hooks.origin(manifold, *x.shape, dtype=x.dtype, device="cpu") if centre is None else x[centre].expand_as(x)
+    return manifold.logmap(start, x).detach().numpy()

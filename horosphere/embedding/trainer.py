@@ -20,6 +20,8 @@ from horosphere.embedding.lengths import Lengths
 from horosphere.embedding.losses import Loss, loss_by_name
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.torch_engine import TorchEngine
+from horosphere.manifolds import manifold_config
+from horosphere.manifolds.hooks import own
 
 __all__ = ["Checkpoint", "DivergenceError", "EpochInfo", "Run", "engine_name", "train"]
 
@@ -97,7 +99,7 @@ def run_digest(
 ) -> str:
     """A fingerprint of everything that the result depends on."""
     digest = hashlib.sha256()
-    space = manifold.config() if hasattr(type(manifold), "config") else repr(manifold)
+    space = repr(manifold) if own(manifold, "config") is None else manifold_config(manifold)
     about = [space, n_fixed, engine, asdict(schedule)]
     digest.update(json.dumps(about, sort_keys=True).encode())
     digest.update(repr(graph.nodes).encode())

@@ -13,7 +13,7 @@ from horosphere.embedding.curvature import curvatures, with_curvatures
 from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import unsaveable
 from horosphere.embedding.losses import loss_by_name
-from horosphere.manifolds import Product, Sphere, dimension_of_name, manifold_by_name
+from horosphere.manifolds import Product, Sphere, dimension_of_name, hooks, manifold_by_name
 
 __all__ = [
     "check_arguments",
@@ -104,8 +104,7 @@ def dimension_of(manifold: Any, n_components: int | None) -> int:
     if isinstance(manifold, str):
         said = dimension_of_name(manifold)
     elif isinstance(manifold, Product):
-        sizes = zip(manifold.manifolds, manifold.sizes, strict=True)
-        said = sum(size - (part.ambient_dim(0) if hasattr(part, "ambient_dim") else 0) for part, size in sizes)
+        said = hooks.intrinsic_dim(manifold, manifold.n_elements)
     if said is not None and n_components is not None and n_components != said:
         raise ValueError(f"{manifold} has {said} dimensions, and n_components is {n_components}: leave it out")
     return int(n_components or said or 2)

@@ -2,6 +2,7 @@
 
 from horosphere.manifolds.bounded import BoundedParameter
 from horosphere.manifolds.chord import Chord, chord_of, register_equivalent
+from horosphere.manifolds.config import manifold_config, manifold_from_config, register_manifold
 from horosphere.manifolds.convert import (
     ball_to_hyperboloid,
     ball_to_klein,
@@ -20,7 +21,7 @@ from horosphere.manifolds.pairwise import Neighbors, cdist, knn
 from horosphere.manifolds.parameter import ManifoldParameter, allow_loading
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
-from horosphere.manifolds.registry import dimension_of_name, manifold_by_name, manifold_from_config
+from horosphere.manifolds.registry import dimension_of_name, manifold_by_name
 from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.sphere_maps import DirectionMap, HemisphereMap, LearnedMap
 from horosphere.manifolds.stereographic import Stereographic
@@ -59,12 +60,11 @@ __all__ = [
     "klein_to_hyperboloid",
     "knn",
     "manifold_by_name",
+    "manifold_config",
     "manifold_from_config",
     "metric_sqdist",
     "midpoint",
     "register_equivalent",
+    "register_manifold",
     "validate_points",
 ]
-
-for _manifold in (Euclidean, Lorentz, PoincareBall, Product, Scaled, Sphere, Stereographic):
-    allow_loading(_manifold)

@@ -14,15 +14,16 @@ their object           what its number means           kappa
 from __future__ import annotations
 
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere._points import as_points
 from horosphere.manifolds._float64 import in_float64
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
+from horosphere.manifolds.origin import AtOrigin
 
 
 def kappa_from_c(c):
@@ -35,14 +36,15 @@ def kappa_from_lorentz_k(k):
     return -1 / k
 
 
-class ConstantCurvature(geoopt.Manifold):
+class ConstantCurvature(AtOrigin, geoopt.Manifold):
     """A space form in some model: holds the curvature, and what follows from it alone.
 
     Args:
         kappa: signed sectional curvature, a number or a tensor. A tensor of shape (H,) broadcasts against the batch
             dimensions of points (..., H, N, D).
         learnable: keep kappa as a :class:`~horosphere.manifolds.BoundedParameter`, which keeps its sign (a number
-            becomes a float64 scalar, so it is read back unchanged).
+            becomes a float64 scalar, so it is read back unchanged). ``.to(torch.bfloat16)`` and ``.half()`` of a module
+            leave a curvature in float32.
 
     Raises:
         ValueError: kappa is not finite, or of a sign that the model does not allow.
@@ -144,16 +146,17 @@ class ConstantCurvature(geoopt.Manifold):
         out = _numerics.safe_sqrt(self.pair_dist2(x, y))
         return out.unsqueeze(-1) if keepdim else out
 
-    def dist0(self, x: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Distance to the model's origin."""
-        x = as_points(x, "x")
-        return self.dist(x, self.origin(*x.shape, dtype=x.dtype, device=x.device), keepdim=keepdim)
-
     def ambient_dim(self, n: int) -> int:
         """How many numbers store a point of an n-dimensional space of this kind."""
         return n
 
-    def config(self) -> dict:
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        kappa = config["kappa"]
+        kappa = torch.tensor(kappa, dtype=torch.float64, device="cpu") if isinstance(kappa, list) else kappa
+        return cls(kappa, config["learnable"])
+
+    def config(self) -> dict[str, Any]:
         """The manifold as a JSON-able dictionary; ``manifold_from_config`` is the inverse."""
         kappa = self.kappa.tolist() if isinstance(self.kappa, Tensor) else self.kappa
         return {"type": type(self).__name__, "kappa": kappa, "learnable": self.learnable}
@@ -164,6 +167,31 @@ class ConstantCurvature(geoopt.Manifold):
         if not isinstance(kappa, Tensor) or kappa.dim() == 0:
             return self
         return type(self)(kappa.expand(batch_shape).reshape(-1)[index])
+
+    def as_stored(self, x: Tensor) -> Tensor:
+        """The points with the norm (sphere) or the time (hyperboloid) that their stored numbers mean."""
+        return self.projx(x)
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        """Components of tangent vectors u (..., N, D) at point (..., 1, D) in which the metric is the identity."""
+        return u
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        """The tangent vectors with these components, the inverse of :meth:`to_frame`."""
+        return e
+
+    def _root_of_curvature(self, x: Tensor) -> Tensor:
+        kappa = self._kappa_at(x)
+        return torch.as_tensor(kappa, dtype=torch.float64, device=x.device).detach().abs().sqrt()
+
+    def _bounded_length(self, x: Tensor, max_radius: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x in a fast type, its norm and the length of the tangent vector at the origin that it becomes, in float64."""
+        # a point is x times a number: only lengths go through the maps of the manifold and float64
+        wide = x.to(_numerics.fast_dtype(x.dtype))
+        norm = _numerics.safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
+        kappa = torch.as_tensor(self._kappa_at(x), dtype=torch.float64, device=x.device)
+        length = x.shape[-1] ** -0.5 * norm
+        return wide, norm, length * _numerics.tanh_ratio(kappa.clamp(max=0.0) * length * length / max_radius**2)
 
     def extra_repr(self) -> str:
         kappa = self.kappa
@@ -176,11 +204,26 @@ class ConstantCurvature(geoopt.Manifold):
         kappa = self.kappa
         if not isinstance(kappa, Tensor):
             return kappa
+        if self._sign is not None and isinstance(kappa, BoundedParameter) and kappa.moved():
+            self._check_moved(kappa)
         kappa = kappa.to(dtype)
         if kappa.dim() == 0:
             return kappa
         check_kappa_shape(kappa, x)
         return kappa[..., None, None]
+
+    def _check_moved(self, kappa: BoundedParameter) -> None:
+        if bool((kappa.detach() * self._sign <= 0).any()):
+            del kappa._asked  # the next use says it again
+            raise ValueError(
+                f"the learned kappa of a {self.name} is {kappa.tolist()}, a sign that this space does not have: "
+                "something other than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ "
+                "after its steps"
+            )
+
+    def _apply(self, fn, recurse: bool = True):
+        # a curvature rounded to 8 bits moves every distance: casts to half precision leave it in float32
+        return super()._apply(keeps_float32(fn), recurse)
 
     def _check_shape(self, shape, name):
         if len(shape) < 1:

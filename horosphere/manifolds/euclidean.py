@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,10 @@ from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import Chord
+from horosphere.manifolds.origin import AtOrigin
 
 
-class Euclidean(geoopt.Euclidean):
+class Euclidean(AtOrigin, geoopt.Euclidean):
     r"""Flat space: :math:`d(x, y) = |x - y|`, exp is addition, curvature 0.
 
     Points are vectors over the last dimension (geoopt's own default, ``ndim=0``, treats every number as a point).
@@ -28,8 +31,32 @@ class Euclidean(geoopt.Euclidean):
     def ambient_dim(self, n: int) -> int:
         return n
 
-    def config(self) -> dict:
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Euclidean:
+        return cls(config.get("ndim", 1))
+
+    def config(self) -> dict[str, Any]:
         return {"type": "Euclidean"} if self.ndim == 1 else {"type": "Euclidean", "ndim": self.ndim}
+
+    def picture(self) -> str:
+        return "flat"
+
+    def lift(self, x: Tensor) -> Tensor:
+        return x
+
+    def settle(self, mean: Tensor) -> Tensor:
+        return mean
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """``x / sqrt(n)``."""
+        return x.shape[-1] ** -0.5 * x
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and its length."""
+        return x, torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        return direction * radius.to(direction.dtype)
 
     def chord(self, x: Tensor) -> Chord:
         if self.ndim != 1:

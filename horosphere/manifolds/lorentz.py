@@ -56,6 +56,64 @@ class Lorentz(ConstantCurvature):
         time = (x_space * v_space).sum(-1, keepdim=True) / x_time
         return torch.cat((time, v_space.expand(time.shape[:-1] + v_space.shape[-1:])), -1)
 
+    def picture(self) -> str:
+        return "hyperboloid"
+
+    def lift(self, x: Tensor) -> Tensor:
+        """The points themselves, with the time that they mean."""
+        return self.projx(x)
+
+    def settle(self, mean: Tensor, *, convex: bool = False) -> Tensor:
+        """The mean scaled back onto the hyperboloid; of a ``convex`` one, below which only rounding can lead."""
+        wide = mean.to(_numerics.compute_dtype(mean.dtype))
+        height2 = -self._kappa_at(wide) * (wide[..., :1] ** 2 - (wide[..., 1:] ** 2).sum(-1, keepdim=True))
+        height2 = height2.clamp(min=1.0) if convex else torch.where(height2 > 0, height2, 1.0)
+        return self.projx((wide / height2.sqrt()).to(mean.dtype))
+
+    def size_from_vectors(self, n: int) -> int:
+        return n + 1
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """exp at the origin of the direction of x, of length ``R tanh(|x| / (R sqrt(n)))``.
+
+        R = max_radius / sqrt|kappa|.
+        """
+        wide, norm, length = self._bounded_length(x, max_radius)
+        flat = norm == 0
+        reached = self.expmap0(torch.nn.functional.pad(length, (1, 0)).to(x.dtype))
+        scale = x.shape[-1] ** -0.5
+        ratio = torch.where(flat, scale, reached[..., 1:].to(torch.float64) / torch.where(flat, 1.0, norm))
+        return torch.cat((reached[..., :1], (wide * ratio.to(wide.dtype)).to(x.dtype)), -1)
+
+    def direction_dim(self, stored: int) -> int:
+        return stored - 1
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The spatial part and :math:`R\,\mathrm{arsinh}(|x_s|/R)`."""
+        norm = torch.linalg.vector_norm(x[..., 1:], dim=-1, keepdim=True, dtype=torch.float64)
+        root = self._root_of_curvature(x)
+        return x[..., 1:], torch.asinh(root * norm) / root
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        root = self._root_of_curvature(direction)
+        spatial = direction * (torch.sinh(root * radius) / root).to(direction.dtype)
+        return self.projx(torch.cat((torch.zeros_like(spatial[..., :1]), spatial), -1))
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        return self._stretched(point, u[..., 1:], -1)
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        space = self._stretched(point, e, 1)
+        return self.proju(point, torch.cat((torch.zeros_like(space[..., :1]), space), -1))
+
+    def _stretched(self, point: Tensor, u: Tensor, power: int) -> Tensor:
+        """Spatial vectors u with their part along the point, whose length is R/t of it, times ``(t / R) ** power``."""
+        space = point[..., 1:]
+        length2 = (space * space).sum(-1, keepdim=True)
+        along = space * ((space * u).sum(-1, keepdim=True) / torch.where(length2 > 0, length2, 1.0))
+        stretch = torch.sqrt(1 - self._kappa_at(point) * length2)
+        return u - along + along * stretch**power
+
     def chord(self, x: Tensor) -> Chord:
         time, space, _ = self._split(x.to(torch.float64))
         dtype = _numerics.fast_dtype(x.dtype)
@@ -147,11 +205,6 @@ class Lorentz(ConstantCurvature):
         sine, cosine = sin_cos(-step2 * shrink * shrink, -1)
         return self._capped(cosine * space + sine * shrink * u[..., 1:], dtype)
 
-    def expmap0(self, u: Tensor) -> Tensor:
-        """Exponential map at the origin (R, 0, ..., 0); u (..., n+1), its time part is ignored."""
-        u = as_points(u, "u")
-        return self.expmap(self.origin(*u.shape, dtype=u.dtype, device=u.device), u)
-
     @in_float64
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x that leads to y, of norm d(x, y)."""
@@ -160,11 +213,6 @@ class Lorentz(ConstantCurvature):
         u = self.pair_chord2(x, y)
         tangent = y[..., 1:] - space + (kappa * u / 2) * space
         return self._lift(time, space, tangent * torch.sqrt(arc_factor(kappa * u) / (1 - kappa * u / 4)))
-
-    def logmap0(self, y: Tensor) -> Tensor:
-        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
-        y = as_points(y, "y")
-        return self.logmap(self.origin(*y.shape, dtype=y.dtype, device=y.device), y)
 
     @in_float64
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,11 @@ class LowRankMetric(geoopt.Euclidean):
     def ambient_dim(self, n: int) -> int:
         return n
 
-    def config(self) -> dict:
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> LowRankMetric:
+        return cls(*(torch.tensor(config[name], dtype=torch.float64, device="cpu") for name in ("scale", "factor")))
+
+    def config(self) -> dict[str, Any]:
         return {"type": "LowRankMetric", "scale": self.scale.tolist(), "factor": self.factor.tolist()}
 
     def extra_repr(self) -> str:

@@ -10,17 +10,10 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere._numerics import safe_sqrt, sin_cos
 from horosphere._points import as_points
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.curvature import ConstantCurvature
-from horosphere.manifolds.euclidean import Euclidean
-from horosphere.manifolds.lorentz import Lorentz
-from horosphere.manifolds.product import Product, Scaled
-from horosphere.manifolds.sphere import Sphere
-from horosphere.manifolds.stereographic import Stereographic
-
-# the models whose midpoint and Hessian are known in closed form
-SPACE_FORMS = (Sphere, Lorentz, Stereographic)
 
 
 class FrechetMean(NamedTuple):
@@ -61,7 +54,8 @@ def frechet_mean(
     Args:
         x: points (..., N, D), N >= 1.
         manifold: any geoopt.Manifold with ``expmap``, ``logmap`` and ``inner``.
-        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike.
+        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike. A row of
+            weight 0 takes no part, whatever it holds (NaN, a point outside of the ball).
         tol: bound of the residual, relative to the root mean square distance of the points from the mean; a mean
             tangent below the rounding of the mean's own coordinates is enough too. None: 1e-6, 1e-10 for float64
             points.
@@ -82,7 +76,7 @@ def frechet_mean(
     """
     x = as_points(x, "x")
     resolved, _ = resolve(manifold)
-    w = _checked_weights(x, resolved, weights)
+    x, w = _without_weightless(x, resolved, _checked_weights(x, resolved, weights))
     if tol is None:
         tol = _numerics.mean_tolerance(x.dtype)
     if not tol >= 0 or max_iter < 0:
@@ -109,30 +103,29 @@ def midpoint(x: Tensor, manifold: geoopt.Manifold, weights: Tensor | None = None
 
     Args:
         x: points (..., N, D), N >= 1.
-        manifold: Euclidean, Sphere, Lorentz, Stereographic, PoincareBall, a Product or Scaled of these, or
-            geoopt's own.
-        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike.
+        manifold: Euclidean, Sphere, Lorentz, Stereographic, PoincareBall, a Product or Scaled of these, geoopt's own,
+            or a manifold with ``lift`` and ``settle`` (docs, Add a manifold); else the Frechet mean is returned.
+        weights: (..., N), nonnegative, not all zero; divided by their sum. None weighs all points alike. A row of
+            weight 0 takes no part, whatever it holds (NaN, a point outside of the ball).
 
     Returns:
         (..., D) in the type of the points, worked in float64; differentiable in x, weights and a learnable kappa.
 
     Raises:
         ValueError: no points, or weights that are negative, not finite, all zero or of another shape.
-        TypeError: the manifold has no closed form; x is no floating point tensor.
+        TypeError: x holds no real numbers, or manifold is no manifold.
 
     Source: Ungar (2008), Analytic hyperbolic geometry, chapter 6; Law et al. (2019), Lorentzian distance learning.
     """
     x = as_points(x, "x")
     resolved, _ = resolve(manifold)
-    w = _checked_weights(x, resolved, weights)
-    out = _midpoint(x.to(_numerics.compute_dtype(x.dtype)), resolved, w)
-    if out is None:
-        raise TypeError(f"{type(manifold).__name__} has no closed-form midpoint; use frechet_mean")
+    x, w = _without_weightless(x, resolved, _checked_weights(x, resolved, weights))
+    out = _middle(x.to(_numerics.compute_dtype(x.dtype)), resolved, w)
     return out.to(x.dtype)
 
 
 def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
-    """Weights (..., N) in float64 that sum to 1, after the checks of shape and sign."""
+    """Weights (..., N) in float64, after the checks of shape and sign; not yet divided by their sum."""
     ndim = manifold.ndim
     if x.dim() < ndim + 1:
         raise ValueError(f"x must hold points as rows, shape (..., N, D); got shape {tuple(x.shape)}")
@@ -140,7 +133,7 @@ def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
     if shape[-1] == 0:
         raise ValueError(f"a mean needs at least one point, got x of shape {tuple(x.shape)}")
     if weights is None:
-        return x.new_full(shape, 1.0 / shape[-1], dtype=torch.float64)
+        return x.new_ones(shape, dtype=torch.float64)
     w = as_points(weights, "weights").to(device=x.device, dtype=torch.float64)
     try:
         fits = w.dim() > 0 and w.shape[-1] == shape[-1] and torch.broadcast_shapes(w.shape, shape) == shape
@@ -153,10 +146,33 @@ def _checked_weights(x: Tensor, manifold: geoopt.Manifold, weights) -> Tensor:
     if not bool((w.isfinite() & (w >= 0)).all()):
         raise ValueError("weights must be finite and not negative")
     w = w.expand(shape)
-    total = w.sum(-1, keepdim=True)
-    if not bool((total > 0).all()):
+    if not bool((w > 0).any(-1).all()):
         raise ValueError("weights must not all be zero")
-    return w / total
+    return w
+
+
+def _without_weightless(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The points and their weights, divided by their sum; rows of weight 0 that are no points take no part.
+
+    Such a row (NaN, outside of a ball: its distance from the heaviest point is not finite) is replaced by the heaviest
+    point and its weight by the constant 0. A row of weight 0 that is a point stays: the mean has a derivative in its
+    weight.
+    """
+    nothing = w == 0
+    if bool(nothing.any()):
+        with torch.no_grad():
+            heaviest = _heaviest(x, manifold, w)
+            nothing = nothing & ~manifold.dist(heaviest.expand_as(x), x).isfinite()
+        x = torch.where(_spread(nothing, manifold.ndim), heaviest, x)
+        w = torch.where(nothing, 0.0, w)
+    return x, w / w.sum(-1, keepdim=True)
+
+
+def _heaviest(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
+    """The point of the largest weight, kept as a row (..., 1, D)."""
+    index = _spread(w.argmax(-1, keepdim=True), manifold.ndim)
+    index = index.expand(*index.shape[: index.dim() - manifold.ndim], *x.shape[x.dim() - manifold.ndim :])
+    return torch.gather(x, -1 - manifold.ndim, index)
 
 
 def _spread(scalars: Tensor, ndim: int) -> Tensor:
@@ -169,51 +185,43 @@ def _average(values: Tensor, w: Tensor, ndim: int) -> Tensor:
     return (_spread(w, ndim) * values).sum(-1 - ndim, keepdim=True)
 
 
+def _middle(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
+    """The midpoint (..., D) of float64 points, part by part; the Frechet mean where there is no closed form."""
+    parts = hooks.factors(manifold)
+    if parts is not None:
+        return torch.cat([_middle(hooks.of_factor(f, x), f.manifold, w) for f in parts], -1)
+    closed = _midpoint(x, manifold, w)
+    return frechet_mean(x, manifold, w).mean if closed is None else closed
+
+
+def _space_form(manifold: geoopt.Manifold) -> ConstantCurvature | None:
+    """The manifold if its midpoint and Hessian are known in closed form."""
+    known = resolve(manifold)[0]
+    return known if hooks.own(known, "to_frame") is not None and isinstance(known, ConstantCurvature) else None
+
+
 def _midpoint(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor | None:
     """The midpoint (..., D) of float64 points, None where there is no closed form."""
-    if not resolve(manifold)[1]:
-        return None
-    if isinstance(manifold, Scaled):
-        return _midpoint(x, resolve(manifold.base)[0], w)
-    if isinstance(manifold, Product):
-        parts = zip(manifold.manifolds, manifold.slices, strict=True)
-        found = [_midpoint(x[..., part], resolve(m)[0], w) for m, part in parts]
-        return None if any(f is None for f in found) else torch.cat(found, -1)
-    if isinstance(manifold, Euclidean):
-        return _average(x, w, manifold.ndim).squeeze(-1 - manifold.ndim)
-    if not isinstance(manifold, SPACE_FORMS):
-        return None
-    x = _as_stored(x, manifold)
+    parts = hooks.factors(manifold)
+    if parts is not None:
+        found = [_midpoint(hooks.of_factor(f, x), f.manifold, w) for f in parts]
+        pieces = [f for f in found if f is not None]
+        return torch.cat(pieces, -1) if len(pieces) == len(found) else None
+    form = _space_form(manifold)
+    if form is None:
+        if hooks.own(manifold, "lift") is None:
+            return None
+        mean = _average(hooks.lift(manifold, x), w, manifold.ndim).squeeze(-1 - manifold.ndim)
+        return hooks.settle(manifold, mean, x.shape[-1])
+    x = form.as_stored(x)
     with torch.no_grad():
-        base = _centroid(x, manifold, w)
+        base = form.settle(_average(form.lift(x), w, 1), convex=True)
         # float64 points reach a radius of 35, where the centroid misses by up to 12: one step leaves 1e-6, two nothing
         for _ in range(2):
-            base = manifold.expmap(base, _arc(base, *_gnomonic(base, x, manifold, w), manifold))
+            base = form.expmap(base, _arc(base, *_gnomonic(base, x, form, w), form))
     # the value does not depend on the base point, so it is a constant; near it the arc is its own tangent
-    toward, height = _gnomonic(base, x, manifold, w)
-    return manifold.expmap(base, toward / torch.where(height == 0, 1.0, height)).squeeze(-2)
-
-
-def _as_stored(x: Tensor, manifold: ConstantCurvature) -> Tensor:
-    """The points with the norm (sphere) or the time (hyperboloid) that their stored numbers mean."""
-    return x if isinstance(manifold, Stereographic) else manifold.projx(x)
-
-
-def _centroid(x: Tensor, manifold: ConstantCurvature, w: Tensor) -> Tensor:
-    """The ambient centroid scaled back onto the manifold, (..., 1, D)."""
-    if isinstance(manifold, Sphere):
-        return manifold.projx(_average(x, w, 1))
-    kappa = manifold._kappa_at(x)
-    if isinstance(manifold, Lorentz):
-        mean = _average(x, w, 1)
-        height2 = -kappa * (mean[..., :1] ** 2 - (mean[..., 1:] ** 2).sum(-1, keepdim=True))
-        return manifold.projx(mean / height2.clamp(min=1.0).sqrt())  # n >= 1 on the hyperboloid: below it is rounding
-    scale = manifold.lambda_x(x, keepdim=True)
-    total, height = _average(scale * x, w, 1), _average(scale - 1, w, 1)
-    norm2 = height**2 + kappa * (total**2).sum(-1, keepdim=True)
-    norm = torch.where(torch.as_tensor(kappa, device=x.device) < 0, norm2.clamp(min=1.0), norm2.clamp(min=0.0)).sqrt()
-    below = norm + height
-    return manifold.projx(total / torch.where(below == 0, 1.0, below))
+    toward, height = _gnomonic(base, x, form, w)
+    return form.expmap(base, toward / torch.where(height == 0, 1.0, height)).squeeze(-2)
 
 
 def _gnomonic(base: Tensor, x: Tensor, manifold: ConstantCurvature, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,28 +247,28 @@ def _arc(base: Tensor, toward: Tensor, height: Tensor, manifold: ConstantCurvatu
 
 
 def _solve(x: Tensor, manifold: geoopt.Manifold, w: Tensor, tol: float, max_iter: int) -> FrechetMean:
-    if isinstance(manifold, Scaled):
-        found = _solve(x, resolve(manifold.base)[0], w, tol, max_iter)
-        scale = manifold.scale.detach() if isinstance(manifold.scale, Tensor) else manifold.scale
-        return found._replace(residual=scale * found.residual)
-    if isinstance(manifold, Product):
-        pairs = zip(manifold.manifolds, manifold.slices, strict=True)
-        parts = [_solve(x[..., part], resolve(m)[0], w, tol, max_iter) for m, part in pairs]
+    factors = hooks.factors(manifold)
+    if factors is not None:
+        parts = [_solve(hooks.of_factor(f, x), resolve(f.manifold)[0], w, tol, max_iter) for f in factors]
+        scales = [torch.as_tensor(f.scale, device=x.device).detach() for f in factors]
         return FrechetMean(
             torch.cat([p.mean for p in parts], -1),
             torch.stack([p.converged for p in parts]).all(0),
             torch.stack([p.iterations for p in parts]).amax(0),
-            torch.stack([p.residual for p in parts]).norm(dim=0),
+            torch.stack([scale * p.residual for scale, p in zip(scales, parts, strict=True)]).norm(dim=0),
         )
-    if isinstance(manifold, SPACE_FORMS) and resolve(manifold)[1]:
-        x = _as_stored(x, manifold)
+    form = _space_form(manifold)
+    if form is not None:
+        x = form.as_stored(x)
         with torch.no_grad():
-            found = _flow(_midpoint(x, manifold, w).unsqueeze(-2), x, manifold, w, tol, max_iter)
+            middle = _midpoint(x, form, w)
+            assert middle is not None
+            found = _flow(middle.unsqueeze(-2), x, form, w, tol, max_iter)
         mean = found.mean
         for _ in range(2):  # Newton from a constant: one step carries the first derivatives, two the second as well
-            logs, tangent, _, _ = _pull(mean, x, manifold, w)
-            step = _newton(mean, logs, tangent, manifold, w, found.converged)
-            mean = manifold.expmap(mean, step)
+            logs, tangent, _, _ = _pull(mean, x, form, w)
+            step = _newton(mean, logs, tangent, form, w, found.converged)
+            mean = form.expmap(mean, step)
     else:
         found = _flow(_start(x, manifold, w), x, manifold, w, tol, max_iter)
         mean = found.mean
@@ -273,9 +281,7 @@ def _start(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
     closed = _midpoint(x, manifold, w)
     if closed is not None:
         return closed.unsqueeze(-1 - manifold.ndim)
-    heaviest = _spread(w.argmax(-1, keepdim=True), manifold.ndim)
-    index = heaviest.expand(*heaviest.shape[: heaviest.dim() - manifold.ndim], *x.shape[x.dim() - manifold.ndim :])
-    return torch.gather(x, -1 - manifold.ndim, index)
+    return _heaviest(x, manifold, w)
 
 
 def _pull(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -289,7 +295,7 @@ def _pull(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tup
 
 def _flow(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor, tol: float, max_iter: int) -> FrechetMean:
     """Steps from point (..., 1, D) until every batch entry has converged; an entry that has stays where it is."""
-    known = isinstance(manifold, SPACE_FORMS) and resolve(manifold)[1]
+    form = _space_form(manifold)
     logs, tangent, objective, residual = _pull(point, x, manifold, w)
     step = torch.ones_like(objective)
     iterations = torch.zeros_like(objective, dtype=torch.int64)
@@ -307,7 +313,7 @@ def _flow(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor, tol: f
         active = ~converged()
         if not bool(active.any()):
             break
-        direction = _newton(point, logs, tangent, manifold, w, None) if known else tangent
+        direction = tangent if form is None else _newton(point, logs, tangent, form, w, None)
         trial = manifold.expmap(point, along(step) * direction)
         new = _pull(trial, x, manifold, w)
         # Armijo: a quarter of the fall that the slope promises; below rounding the mean tangent itself has to shrink
@@ -328,11 +334,14 @@ def _newton(
 ) -> Tensor:
     """``H^-1 tangent`` for H = sum w (P + a (1 - P)), P the projection on log, a = r cot(r) in units of R.
 
+    H = A + F^T B F with A = sum w a, B = diag(w (1 - a) / r^2) and the logs as rows of F (N, D). The smaller of the two
+    systems is solved, H itself or, by the Woodbury identity, the N x N system A + B F F^T: memory O(N D).
+
     a < 1 on positive curvature may make H indefinite, so on the way (exact None) a is kept >= 1: the plain flow there.
     At the end the batch entries marked ``exact`` take H as it is, the others the identity.
     """
     with torch.no_grad():
-        frame = _to_frame(point, logs, manifold)
+        frame = manifold.to_frame(point, logs)
         r2 = (frame * frame).sum(-1, keepdim=True)
         sine, cosine = sin_cos(manifold._kappa_at(frame) * r2)
         across = cosine / sine
@@ -340,36 +349,16 @@ def _newton(
             across = across.clamp(min=1.0)
         else:
             across = torch.where(exact[..., None, None], across, 1.0)
-        eye = torch.eye(frame.shape[-1], dtype=frame.dtype, device=frame.device)
+        n, dim = frame.shape[-2:]
+        eye = torch.eye(min(n, dim), dtype=frame.dtype, device=frame.device)
         rest = w.unsqueeze(-1) * (1 - across) / torch.where(r2 > 0, r2, 1.0)
-        hessian = _average(across, w, 1) * eye + (rest * frame).mT @ frame
-    inside = _to_frame(point, tangent, manifold)
-    solved = torch.linalg.solve_ex(hessian, inside.mT).result.mT
-    return _from_frame(point, solved, manifold)
-
-
-def _to_frame(point: Tensor, u: Tensor, manifold: ConstantCurvature) -> Tensor:
-    """Components of tangent vectors u (..., N, D) at point (..., 1, D) in which the metric is the identity."""
-    if isinstance(manifold, Stereographic):
-        return manifold.lambda_x(point, keepdim=True) * u
-    if isinstance(manifold, Lorentz):
-        return _squeeze_along(point, u[..., 1:], manifold, -1)
-    return u
-
-
-def _from_frame(point: Tensor, e: Tensor, manifold: ConstantCurvature) -> Tensor:
-    if isinstance(manifold, Stereographic):
-        return e / manifold.lambda_x(point, keepdim=True)
-    if isinstance(manifold, Lorentz):
-        space = _squeeze_along(point, e, manifold, 1)
-        return manifold.proju(point, torch.cat((torch.zeros_like(space[..., :1]), space), -1))
-    return e
-
-
-def _squeeze_along(point: Tensor, u: Tensor, manifold: Lorentz, power: int) -> Tensor:
-    """Spatial vectors u with their part along the point, whose length is R/t of it, times ``(t / R) ** power``."""
-    space = point[..., 1:]
-    length2 = (space * space).sum(-1, keepdim=True)
-    along = space * ((space * u).sum(-1, keepdim=True) / torch.where(length2 > 0, length2, 1.0))
-    stretch = torch.sqrt(1 - manifold._kappa_at(point) * length2)
-    return u - along + along * stretch**power
+        mean_across = _average(across, w, 1)
+        wide = n < dim
+        system = mean_across * eye + (rest * (frame @ frame.mT) if wide else (rest * frame).mT @ frame)
+    inside = manifold.to_frame(point, tangent)
+    if wide:
+        inner = torch.linalg.solve_ex(system, rest * (frame @ inside.mT)).result
+        solved = (inside - inner.mT @ frame) / mean_across
+    else:
+        solved = torch.linalg.solve_ex(system, inside.mT).result.mT
+    return manifold.from_frame(point, solved)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._points import as_points
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
 from horosphere.manifolds.chord import Chord, chords
+from horosphere.manifolds.config import manifold_config, manifold_from_config
+from horosphere.manifolds.origin import AtOrigin
 from horosphere.manifolds.pairs import pair_dist2
 
 
-class Product(geoopt.ProductManifold):
+class Product(AtOrigin, geoopt.ProductManifold):
     r"""Cartesian product: points are the parts' stored numbers side by side.
 
     .. math:: d(x, y)^2 = \sum_p d_p(x_p, y_p)^2
@@ -31,6 +37,10 @@ class Product(geoopt.ProductManifold):
                 raise TypeError(f"Product takes pairs (manifold, size) with an integer size, got {pair!r}")
         super().__init__(*manifolds_with_size)
 
+    def factors(self) -> list[hooks.Factor]:
+        """The parts, each with its own numbers of a point."""
+        return [hooks.Factor(m, part, 1.0) for m, part in zip(self.manifolds, self.slices, strict=True)]
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Stored size of each part."""
@@ -38,23 +48,27 @@ class Product(geoopt.ProductManifold):
 
     def ambient_dim(self, n: int) -> int:
         """The stored size; ValueError where the parts' dimensions do not add up to n."""
-        dims = [
-            size - (m.ambient_dim(0) if hasattr(m, "ambient_dim") else 0)
-            for m, size in zip(self.manifolds, self.sizes, strict=True)
-        ]
+        dims = [hooks.intrinsic_dim(m, size) for m, size in zip(self.manifolds, self.sizes, strict=True)]
         if sum(dims) != n:
             raise ValueError(f"the parts of {self} have {' + '.join(map(str, dims))} = {sum(dims)} dimensions, not {n}")
         return self.n_elements
 
-    def config(self) -> dict:
+    def config(self) -> dict[str, Any]:
         return {
             "type": "Product",
-            "parts": [[m.config(), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
+            "parts": [[manifold_config(m), size] for m, size in zip(self.manifolds, self.sizes, strict=True)],
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Product:
+        return cls(*((manifold_from_config(part), int(size)) for part, size in config["parts"]))
 
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Product:
         return Product(
-            *((_take_batch(m, batch_shape, index), size) for m, size in zip(self.manifolds, self.sizes, strict=True))
+            *(
+                (hooks.take_batch(m, batch_shape, index), size)
+                for m, size in zip(self.manifolds, self.sizes, strict=True)
+            )
         )
 
     def _parts(self, x: Tensor) -> list[Tensor]:
@@ -143,27 +157,26 @@ class Product(geoopt.ProductManifold):
 
     def random(self, *size, dtype=None, device=None) -> Tensor:
         """Independent random points of the parts; shape ``size``, whose last number is the sum of the sizes."""
-        return self._assemble("random", size, dtype, device)
+        return self._assemble(hooks.random_points, size, dtype, device)
 
     def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
         """The parts' origins."""
-        return self._assemble("origin", size, dtype, device)
+        return self._assemble(hooks.origin, size, dtype, device)
 
-    def _assemble(self, method: str, size, dtype, device) -> Tensor:
+    def _assemble(self, make: Callable[..., Tensor], size, dtype, device) -> Tensor:
         shape = geoopt.utils.size2shape(*size)
         self._assert_check_shape(shape, "x")
         parts = [
-            getattr(m, method)(*shape[:-1], n, dtype=dtype, device=device)
-            for m, n in zip(self.manifolds, self.sizes, strict=True)
+            make(m, *shape[:-1], n, dtype=dtype, device=device) for m, n in zip(self.manifolds, self.sizes, strict=True)
         ]
-        return torch.cat([p.as_subclass(Tensor) for p in parts], -1)
+        return torch.cat(parts, -1)
 
     def __repr__(self) -> str:
         inside = ", ".join(f"({m}, {size})" for m, size in zip(self.manifolds, self.sizes, strict=True))
         return f"Product({inside})"
 
 
-class Scaled(geoopt.Manifold):
+class Scaled(AtOrigin, geoopt.Manifold):
     r"""A manifold with its metric multiplied by ``scale**2``: :math:`d(x, y) = \text{scale}\; d_{\text{base}}(x, y)`.
 
     Geodesics, exp, log and transport are those of the base (vectors are velocities in the base's coordinates); inner
@@ -199,7 +212,17 @@ class Scaled(geoopt.Manifold):
                 return value
         return self._number
 
+    def _apply(self, fn, recurse: bool = True):
+        return super()._apply(keeps_float32(fn), recurse)
+
     def _wide_scale(self) -> float | Tensor:
+        scale = self._learnable_scale
+        if isinstance(scale, BoundedParameter) and scale.moved() and not bool(scale.detach() > 0):
+            del scale._asked
+            raise ValueError(
+                f"the learned scale of {type(self).__name__} is {scale.item():g}, and must be > 0: something other "
+                "than an optimizer of horosphere.optim moved it; call horosphere.optim.project_ after its steps"
+            )
         # in float64: the square of a float32 scale would be rounded to float32
         return self.scale.to(torch.float64) if isinstance(self.scale, Tensor) else self.scale
 
@@ -207,23 +230,31 @@ class Scaled(geoopt.Manifold):
         # float() of a Parameter warns
         return self.scale.item() if isinstance(self.scale, Tensor) else self.scale
 
+    def factors(self) -> list[hooks.Factor]:
+        """The base, scaled."""
+        return [hooks.Factor(self.base, None, self.scale)]
+
     name = "Scaled"
     ndim = property(lambda self: self.base.ndim)
     reversible = property(lambda self: self.base.reversible)
 
     def ambient_dim(self, n: int) -> int:
-        return self.base.ambient_dim(n)
+        return hooks.ambient_dim(self.base, n)
 
-    def config(self) -> dict:
+    def config(self) -> dict[str, Any]:
         return {
             "type": "Scaled",
-            "base": self.base.config(),
+            "base": manifold_config(self.base),
             "scale": self._scale_number(),
             "learnable": self._learnable_scale is not None,
         }
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Scaled:
+        return cls(manifold_from_config(config["base"]), config["scale"], config["learnable"])
+
     def take_batch(self, batch_shape: tuple[int, ...], index: Tensor) -> Scaled:
-        return Scaled(_take_batch(self.base, batch_shape, index), self.scale)
+        return Scaled(hooks.take_batch(self.base, batch_shape, index), self.scale)
 
     def chord(self, x: Tensor) -> Chord | tuple[Chord, ...] | None:
         """The base's chords with features times scale and curvature divided by its square."""
@@ -303,7 +334,3 @@ class Scaled(geoopt.Manifold):
         return f"Scaled({self.base}, scale={self._scale_number():g}" + (
             ", learnable)" if self._learnable_scale is not None else ")"
         )
-
-
-def _take_batch(manifold: geoopt.Manifold, batch_shape: tuple[int, ...], index: Tensor) -> geoopt.Manifold:
-    return manifold.take_batch(batch_shape, index) if hasattr(manifold, "take_batch") else manifold

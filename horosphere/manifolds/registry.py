@@ -9,6 +9,7 @@ import torch
 from horosphere.manifolds import curvature
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import register_equivalent, resolve
+from horosphere.manifolds.config import register_manifold, registered
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.low_rank_metric import LowRankMetric
@@ -32,7 +33,8 @@ _FACTOR = re.compile(r"(?:([EHS])([1-9]\d*)|\(([EHS])([1-9]\d*)\)\^([1-9]\d*))")
 
 def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool = False) -> geoopt.Manifold:
     """The manifold called euclidean, poincare, lorentz, sphere or stereographic, of the given or default curvature,
-    or the product that a name such as "H5xS5" or "(H2)^2xE2x(S2)^2" spells.
+    or the product that a name such as "H5xS5" or "(H2)^2xE2x(S2)^2" spells, or of a class of your own by its name
+    (:func:`.register_manifold`).
 
     In the name of a product E is flat space, H the hyperboloid (kappa = -1) and S the sphere (kappa = 1), each followed
     by its dimension; (H2)^5 is five times H2, and x joins factors. The dimension of the whole then follows from the
@@ -47,6 +49,11 @@ def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool =
         ValueError: for any other name, with what was read of it; for a curvature given to flat space or a product.
     """
     cls = NAMES.get(name.lower()) if isinstance(name, str) else None
+    known = registered(name) if cls is None else None
+    if known is not None:
+        if kappa is not None:
+            raise ValueError(f"{name} takes no kappa here, got {kappa}: give the manifold itself")
+        return known()
     if cls is None:
         return _by_factors(factors_of_name(name), kappa, learnable)
     if cls is Euclidean:
@@ -61,7 +68,7 @@ def dimension_of_name(name: str) -> int | None:
 
     Raises ValueError as `manifold_by_name`.
     """
-    if isinstance(name, str) and name.lower() in NAMES:
+    if isinstance(name, str) and (name.lower() in NAMES or registered(name) is not None):
         return None
     return sum(dimension for _, dimension in factors_of_name(name))
 
@@ -99,33 +106,8 @@ def _by_factors(factors: list[tuple[str, int]], kappa: float | None, learnable: 
     return parts[0][0] if len(parts) == 1 else Product(*parts)
 
 
-def manifold_from_config(config: dict) -> geoopt.Manifold:
-    """The manifold that ``manifold.config()`` described.
-
-    Raises ValueError where the dictionary is none of ours.
-    """
-    kinds = {cls.__name__: cls for cls in NAMES.values()}
-    kind = config.get("type") if isinstance(config, dict) else None
-    if kind == "Product":
-        return Product(*((manifold_from_config(part), int(size)) for part, size in config["parts"]))
-    if kind == "Scaled":
-        return Scaled(manifold_from_config(config["base"]), config["scale"], config["learnable"])
-    if kind == "Euclidean":
-        return Euclidean(config.get("ndim", 1))
-    if kind == "LowRankMetric":
-        return LowRankMetric(
-            *(torch.tensor(config[name], dtype=torch.float64, device="cpu") for name in ("scale", "factor"))
-        )
-    if kind not in kinds:
-        raise ValueError(
-            f"not the configuration of a manifold: {config!r}; "
-            f"known types: {', '.join([*kinds, 'Product', 'Scaled', 'LowRankMetric'])}"
-        )
-    kappa = config["kappa"]
-    return kinds[kind](
-        _float64(kappa) if isinstance(kappa, list) else kappa,
-        config["learnable"],
-    )
+for _cls in (*NAMES.values(), Product, Scaled, LowRankMetric):
+    register_manifold(_cls.__name__, _cls)
 
 
 def _product(m):

@@ -36,6 +36,40 @@ class Sphere(ConstantCurvature):
     def ambient_dim(self, n: int) -> int:
         return n + 1
 
+    def picture(self) -> str:
+        return "sphere"
+
+    def lift(self, x: Tensor) -> Tensor:
+        """The points themselves, with the norm that they mean."""
+        return self.projx(x)
+
+    def settle(self, mean: Tensor, *, convex: bool = False) -> Tensor:
+        """The mean scaled back onto the sphere."""
+        return self.projx(mean)
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """The direction of x; 0 goes to the origin."""
+        wide = x.to(_numerics.fast_dtype(x.dtype))
+        norm = safe_sqrt((wide * wide).sum(-1, keepdim=True)).to(torch.float64)
+        kappa = torch.as_tensor(self._kappa_at(x), dtype=torch.float64, device=x.device)
+        flat = norm == 0
+        origin = self.origin(*x.shape[:-2], 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        ratio = torch.where(flat, 0.0, kappa.rsqrt() / torch.where(flat, 1.0, norm))
+        return torch.where(flat, origin, (wide * ratio.to(wide.dtype)).to(x.dtype))
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A point is its direction; the radius says nothing and is 1."""
+        return x, torch.ones_like(x[..., :1], dtype=torch.float64)
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        return u
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        return e
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        return self.projx(direction)
+
     def chord(self, x: Tensor) -> Chord:
         # a weight R/|x| in place of this scaling is right for equal norms only: it adds (|x| - |y|)^2 to the chord
         radius = _radius(self._kappa_at(x))
@@ -103,10 +137,6 @@ class Sphere(ConstantCurvature):
         sine, cosine = sin_cos(kappa * (u * u).sum(-1, keepdim=True), 1)
         return self.projx(cosine * x + sine * u)
 
-    def expmap0(self, u: Tensor) -> Tensor:
-        """Exponential map at the origin R e_1; u (..., n+1) with first coordinate 0."""
-        return self.expmap(self.origin(*u.shape, dtype=u.dtype, device=u.device), u)
-
     @in_float64
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x that leads to y, of norm d(x, y); at antipodes one of the shortest, of norm pi R."""
@@ -132,10 +162,6 @@ class Sphere(ConstantCurvature):
         away = away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
         return torch.where(antipodal, (away * safe_sqrt(d2)).detach(), log)
 
-    def logmap0(self, y: Tensor) -> Tensor:
-        """Logarithm at the origin, the inverse of :meth:`expmap0`."""
-        return self.logmap(self.origin(*y.shape, dtype=y.dtype, device=y.device), y)
-
     @in_float64
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v along the great circle from x to y: ``v - <y, v> (x + y) / (R^2 + <x, y>)``."""
@@ -151,9 +177,13 @@ class Sphere(ConstantCurvature):
         return self.projx(x + u)
 
     @torch.no_grad()
-    def random(self, *size, dtype=None, device=None) -> Tensor:
-        """Uniform on the sphere; shape ``size``, whose last number is n + 1."""
-        return self.projx(torch.randn(*size, dtype=dtype, device=device))
+    def random(self, *size, std: float | None = None, dtype=None, device=None) -> Tensor:
+        """Uniform on the sphere; with ``std`` the exp at the origin of normal tangent vectors with that standard
+        deviation a coordinate; shape ``size``, whose last number is n + 1."""
+        drawn = torch.randn(*size, dtype=dtype, device=device)
+        if std is None:
+            return self.projx(drawn)
+        return self.expmap0(torch.cat((torch.zeros_like(drawn[..., :1]), std * drawn[..., 1:]), -1))
 
     def origin(self, *size, dtype=None, device=None, seed=None) -> Tensor:
         """R e_1."""

@@ -44,6 +44,63 @@ class Stereographic(ConstantCurvature):
     def _known_sign(self) -> int | None:
         return self._sign if self._sign is not None else _numerics.sign_of(self.kappa)
 
+    def picture(self) -> str:
+        kappa = self.kappa.detach().max().item() if isinstance(self.kappa, Tensor) else self.kappa
+        return "ball" if kappa < 0 else "none"
+
+    def lift(self, x: Tensor) -> Tensor:
+        """``(lambda x, lambda - 1)``: a point of the sphere or hyperboloid of this space, its origin last."""
+        scale = self.lambda_x(x, keepdim=True)
+        return torch.cat((scale * x, scale - 1), -1)
+
+    def settle(self, mean: Tensor, *, convex: bool = False) -> Tensor:
+        """The gyro-midpoint; of a ``convex`` mean on kappa < 0, below whose height only rounding can lead."""
+        wide = mean.to(_numerics.compute_dtype(mean.dtype))
+        kappa = self._kappa_at(wide)
+        total, height = wide[..., :-1], wide[..., -1:]
+        norm2 = height**2 + kappa * (total**2).sum(-1, keepdim=True)
+        least = torch.where(torch.as_tensor(kappa, device=wide.device) < 0, 1.0, 0.0) if convex else 0.0
+        below = safe_sqrt(torch.maximum(norm2, torch.as_tensor(least, dtype=norm2.dtype, device=norm2.device))) + height
+        return self.projx((total / torch.where(below == 0, 1.0, below)).to(mean.dtype))
+
+    def lifted_size(self, stored: int) -> int:
+        return stored + 1
+
+    def from_vectors(self, x: Tensor, max_radius: float | Tensor) -> Tensor:
+        """exp at the origin of the direction of x, of length ``R tanh(|x| / (R sqrt(n)))``.
+
+        R = max_radius / sqrt|kappa|; for kappa > 0 the length is ``|x| / sqrt(n)``.
+        """
+        wide, norm, length = self._bounded_length(x, max_radius)
+        flat = norm == 0
+        reached = self.expmap0(length / 2).to(x.dtype)  # the metric at the origin is 4 I
+        reached = self.projx(reached).to(torch.float64)
+        ratio = torch.where(flat, x.shape[-1] ** -0.5 / 2, reached / torch.where(flat, 1.0, norm))
+        return (wide * ratio.to(wide.dtype)).to(x.dtype)
+
+    def to_polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        r"""x and, in a ball, :math:`2 R\,\mathrm{artanh}(|x|/R)`."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+        if self._known_sign() != -1:
+            return x, self.dist0(x.to(torch.float64), keepdim=True)
+        root = self._root_of_curvature(x)
+        return x, 2 * torch.atanh((root * norm).clamp(max=1 - _numerics.ball_margin(torch.float64))) / root
+
+    def from_polar(self, direction: Tensor, radius: Tensor) -> Tensor:
+        if self._known_sign() != -1:
+            return self.expmap0(direction.to(torch.float64) * (radius / 2)).to(direction.dtype)
+        root = self._root_of_curvature(direction)
+        return self.projx(direction * (torch.tanh(root * radius / 2) / root).to(direction.dtype))
+
+    def to_frame(self, point: Tensor, u: Tensor) -> Tensor:
+        return self.lambda_x(point, keepdim=True) * u
+
+    def from_frame(self, point: Tensor, e: Tensor) -> Tensor:
+        return e / self.lambda_x(point, keepdim=True)
+
+    def as_stored(self, x: Tensor) -> Tensor:
+        return x
+
     def chord(self, x: Tensor) -> Chord:
         kappa = self._kappa_at(x)
         # to the last bit for every float64 point: the stated error of the product form has no room for more

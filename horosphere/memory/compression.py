@@ -11,10 +11,11 @@ from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.manifolds import PoincareBall
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.hooks import direction_dim, from_polar, to_polar
 from horosphere.memory.codebook import normal_codebook
 from horosphere.memory.packed import Packed
 from horosphere.memory.packing import BitLayout
-from horosphere.memory.polar import direction_dim, from_polar, is_ball, polar_space, to_polar
+from horosphere.memory.polar import is_ball, polar_space
 from horosphere.memory.rotation import SignedHadamard
 
 __all__ = ["HyperbolicCompressor"]
@@ -43,7 +44,8 @@ class HyperbolicCompressor:
         bits: b, bits a coordinate, 1 to 8.
         radius_bits: b_r, 1 to 15.
         scheme: "rotated" or "paper" (balls only).
-        manifold: where keys live: a ball, hyperboloid, sphere or flat space. Curvatures may differ by head.
+        manifold: where keys live: a ball, hyperboloid, sphere, flat space or one of your own, no product. Curvatures
+            may differ by head.
         seed: of the rotation's signs; codes of different seeds do not understand each other.
 
     Raises:

@@ -13,6 +13,7 @@ from horosphere.attention.functional import geodesic_attention
 from horosphere.attention.summaries import move_centroids
 from horosphere.manifolds import PoincareBall
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.hooks import origin
 from horosphere.manifolds.pairwise import cdist
 from horosphere.memory.eviction import POLICIES, make_room
 from horosphere.memory.replicas import gathered
@@ -104,7 +105,7 @@ class DynamicMemory(nn.Module):
         self.manifold = PoincareBall() if manifold is None else manifold
         self.capacity, self.window, self.k, self.threshold, self.base = capacity, window, k, threshold, base
         self.policy, self.chunk, self.eps, self.power = policy, chunk, eps, power
-        self.register_buffer("centroids", self.manifold.origin(capacity, dim))
+        self.register_buffer("centroids", origin(self.manifold, capacity, dim))
         self.register_buffer("sums", torch.zeros(capacity, value_dim))
         for name in ("counts", "birth", "hits", "last"):
             self.register_buffer(name, torch.zeros(capacity, dtype=torch.int64))

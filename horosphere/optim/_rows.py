@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 
 
@@ -25,8 +26,7 @@ def touched(parameter: Tensor, grad: Tensor, ndim: int) -> tuple[Tensor | None, 
 
 def at_rows(manifold: geoopt.Manifold, rows: Tensor | None) -> geoopt.Manifold:
     """The manifold of some rows of a parameter: another one only where each row has a metric of its own."""
-    own = getattr(type(manifold), "at_rows", None)
-    return manifold if rows is None or own is None else own(manifold, rows)
+    return manifold if rows is None else hooks.at_rows(manifold, rows)
 
 
 def read(tensor: Tensor, rows: Tensor | None) -> Tensor:

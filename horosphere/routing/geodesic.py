@@ -12,6 +12,7 @@ from horosphere.attention.functional import attention_weights
 from horosphere.manifolds import ManifoldParameter, Sphere
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
+from horosphere.manifolds.hooks import random_points
 from horosphere.routing.certificate import Spread, certificate, enough_prototypes, rounding_slack
 
 __all__ = ["GeodesicRouter", "Routing", "route"]
@@ -190,7 +191,7 @@ class GeodesicRouter(nn.Module):
             raise ValueError(f"eps must be positive; got {eps}")
         _checked(prototypes, torch.empty(prototypes, 1), top_k, tolerance, rule, None)
         self.manifold = manifold = Sphere() if manifold is None else manifold
-        self.prototypes = ManifoldParameter(manifold.random(prototypes, dim), manifold)
+        self.prototypes = ManifoldParameter(random_points(manifold, prototypes, dim), manifold)
         log_eps = torch.tensor(float(eps)).log()
         if learn_eps:
             self.log_eps = BoundedParameter(log_eps)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.config import manifold_config, manifold_from_config
 from horosphere.manifolds.pairwise import cdist, knn
-from horosphere.manifolds.registry import manifold_from_config
 
 _each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 _POINTS = 12
@@ -59,6 +60,9 @@ class ManifoldContract:
         "fast": (1e-3, 1e-11),
         "pairwise": (2e-5, 2e-12),
         "cast": (2e-6, 2e-6),
+        # the height of a lifted point is a difference: e^(2 r) roundings at radius r, 3e3 of them at r = 4
+        "lift": (2e-4, 1e-12),
+        "polar": (1e-4, 1e-11),
     }
 
     def make_manifold(self) -> geoopt.Manifold:
@@ -272,17 +276,14 @@ class ManifoldContract:
 
     def test_config_round_trip(self):
         manifold, x, y = self._points(torch.float64)
-        if not hasattr(manifold, "config"):
-            pytest.skip(f"{manifold} has no config()")
-        config = json.loads(json.dumps(manifold.config()))
-        twin = self.manifold_from_config(config)
-        assert type(twin) is type(manifold) and twin.config() == manifold.config()
+        try:
+            config = manifold_config(manifold)
+        except TypeError as error:
+            pytest.skip(str(error))
+        twin = manifold_from_config(json.loads(json.dumps(config)))
+        assert type(twin) is type(manifold) and manifold_config(twin) == config
         assert len(list(twin.parameters())) == len(list(manifold.parameters()))
         assert torch.equal(twin.dist(x, y), manifold.dist(x, y))
-
-    def manifold_from_config(self, config: dict) -> geoopt.Manifold:
-        """How a configuration is read back: a manifold of your own with ``config()`` overrides this."""
-        return manifold_from_config(config)
 
     @_each_dtype
     def test_cast(self, dtype):
@@ -313,6 +314,68 @@ class ManifoldContract:
         inputs = (x.clone().requires_grad_(), y.clone().requires_grad_(), *manifold.parameters())
         inputs = [t for t in inputs if t.dtype == torch.float64]
         assert torch.autograd.gradcheck(lambda a, b, *_: function(a, b), inputs, rtol=1e-5, atol=1e-6)
+
+    # optional methods (horosphere.manifolds.hooks), the defaults included
+
+    @_each_dtype
+    def test_sizes_fit_the_points(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        _require_vectors(manifold)
+        size = x.shape[-1]
+        dimension = hooks.intrinsic_dim(manifold, size)
+        assert 0 < dimension and hooks.ambient_dim(manifold, dimension) == size
+        assert hooks.lift(manifold, x).shape == (len(x), hooks.lifted_size(manifold, size))
+        assert hooks.size_from_vectors(manifold, hooks.free_size(manifold, size)) == size
+
+    @_each_dtype
+    def test_lifted_points_settle_where_they_were(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        _require_vectors(manifold)
+        lifted = _required(hooks.lift, manifold, x)
+        settled = hooks.settle(manifold, lifted, x.shape[-1])
+        assert settled.dtype == dtype
+        self._assert_same_point("lift", manifold, settled, x)
+
+    @_each_dtype
+    def test_settled_means_are_points(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        _require_vectors(manifold)
+        lifted = _required(hooks.lift, manifold, x)
+        _assert_on(manifold, hooks.settle(manifold, lifted.mean(0), x.shape[-1]))
+
+    @_each_dtype
+    def test_points_from_free_vectors(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        _require_vectors(manifold)
+        n = hooks.free_size(manifold, x.shape[-1])
+        generator = torch.Generator().manual_seed(5)
+        free = torch.randn(7, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+        free[0] = 0.0
+        free.requires_grad_()
+        points = hooks.from_vectors(manifold, free, 4.0)
+        assert points.dtype == dtype and points.shape == (7, x.shape[-1])
+        _assert_on(manifold, points.detach())
+        (grad,) = torch.autograd.grad(points.sum(), free)
+        assert grad[1:].isfinite().all()
+
+    def test_rotary_slices_cover_the_free_numbers(self):
+        manifold, x = self._points(torch.float64, 1)
+        _require_vectors(manifold)
+        n = hooks.free_size(manifold, x.shape[-1])
+        slices = hooks.rotary_slices(manifold, n)
+        assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))
+
+    @_each_dtype
+    def test_direction_and_radius_say_the_point(self, dtype):
+        manifold, x = self._points(dtype, 1)
+        _require_vectors(manifold)
+        vector, radius = _required(hooks.to_polar, manifold, x)
+        assert radius.dtype == torch.float64 and radius.shape == (len(x), 1)
+        assert vector.shape[-1] == hooks.direction_dim(manifold, x.shape[-1])
+        unit = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+        again = hooks.from_polar(manifold, unit, radius)
+        assert again.dtype == dtype
+        self._assert_same_point("polar", manifold, again, x, radius[:, 0])
 
     # the pairwise engine
 
@@ -345,7 +408,13 @@ def _required(method, *args, **kwargs):
     try:
         return method(*args, **kwargs)
     except NotImplementedError as error:
-        pytest.skip(f"{type(method.__self__).__name__} has no {method.__name__}: {error or 'not implemented'}")
+        owner = getattr(method, "__self__", args[0] if args else None)
+        pytest.skip(f"{type(owner).__name__} has no {method.__name__}: {error or 'not implemented'}")
+
+
+def _require_vectors(manifold):
+    if manifold.ndim != 1:
+        pytest.skip(f"points of {type(manifold).__name__} are no vectors")
 
 
 def _require_chord(manifold):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import horosphere as hs
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.convert import ball_to_hyperboloid, convert, hyperboloid_to_ball
 from horosphere.manifolds.mean import FrechetMean, frechet_mean, midpoint
@@ -219,17 +220,18 @@ def test_any_geoopt_manifold_and_no_closed_form():
     torch.testing.assert_close(
         found.mean, basis @ torch.diag_embed(logs.mean(1).exp()) @ basis.mT, rtol=1e-8, atol=1e-8
     )
-    with pytest.raises(TypeError, match="use frechet_mean"):
-        midpoint(x, spd)
+    torch.testing.assert_close(midpoint(x, spd), found.mean, rtol=1e-12, atol=0)  # no closed form: the same
 
 
-def test_a_subclass_with_its_own_distance_has_no_closed_form():
+def test_a_subclass_with_its_own_distance_inherits_no_closed_form():
     class Taxicab(hs.Euclidean):
         def dist(self, x, y, *, keepdim=False):
             return (x - y).abs().sum(-1, keepdim=keepdim)
 
-    with pytest.raises(TypeError, match="Taxicab has no closed-form midpoint"):
-        midpoint(torch.zeros(2, 3), Taxicab())
+    assert hooks.own(hs.Euclidean(), "lift") is not None
+    assert hooks.own(Taxicab(), "lift") is None
+    x = cluster(hs.Euclidean(), 3)
+    assert torch.equal(midpoint(x, Taxicab()), frechet_mean(x, Taxicab()).mean)
 
 
 def test_curvature_of_each_head():
@@ -337,3 +339,71 @@ def test_tolerance_must_not_be_negative():
     for keywords in ({"tol": -1.0}, {"max_iter": -1}, {"tol": float("nan")}):
         with pytest.raises(ValueError, match="tol and max_iter"):
             frechet_mean(torch.zeros(2, 3), hs.Euclidean(), **keywords)
+
+
+def weightless_rows():
+    nan, rim, outside = [float("nan")] * 2, [1.0, 0.0], [0.9, 0.9]
+    return {
+        "nan in the ball": (hs.PoincareBall(), [0.3, 0.4], nan),
+        "outside of the ball": (hs.PoincareBall(), [0.3, 0.4], outside),
+        "rim of the ball": (hs.PoincareBall(), [0.3, 0.4], rim),
+        "nan in flat space": (hs.Euclidean(), [0.3, 0.4], nan),
+        "infinite": (hs.Euclidean(), [0.3, 0.4], [float("inf"), 0.0]),
+        "nan on the sphere": (hs.Sphere(), [0.6, 0.8], nan),
+        "nan on the hyperboloid": (hs.Lorentz(), [2**0.5, 1.0], nan),
+        "nan in a scaled ball": (hs.Scaled(hs.PoincareBall(), 2.0), [0.3, 0.4], nan),
+        "nan in one part": (hs.Product((hs.PoincareBall(), 1), (hs.Euclidean(), 1)), [0.3, 0.4], [0.1, float("nan")]),
+    }
+
+
+@pytest.mark.parametrize("case", weightless_rows())
+@pytest.mark.parametrize("mean", [midpoint, lambda *a: frechet_mean(*a).mean], ids=["midpoint", "frechet"])
+def test_a_row_of_weight_0_that_is_no_point_takes_no_part(case, mean):
+    manifold, good, bad = weightless_rows()[case]
+    other = manifold.expmap(*(torch.tensor([good, [0.05, 0.1]]).double()[:, None]))[0]
+    x = torch.stack((torch.tensor(good).double(), torch.tensor(bad).double(), other)).requires_grad_()
+    w = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    few, w_few = (t.detach()[[0, 2]].requires_grad_() for t in (x, w))
+    found, right = mean(x, manifold, w), mean(few, manifold, w_few)
+    torch.testing.assert_close(found, right, rtol=1e-14, atol=1e-15)
+    toward = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    (dx, dw), expected = (
+        torch.autograd.grad((m * toward).sum(), v) for m, v in ((found, (x, w)), (right, (few, w_few)))
+    )
+    assert (dx[1] == 0).all() and dw[1] == 0
+    for got, of_few in zip((dx, dw), expected, strict=True):
+        torch.testing.assert_close(got[[0, 2]], of_few, rtol=1e-11, atol=1e-12)
+
+
+def test_a_point_of_weight_0_keeps_the_derivative_in_its_weight():
+    x = torch.tensor([[0.3, 0.4], [-0.2, 0.1]], dtype=torch.float64)
+    for mean in (midpoint, lambda *a: frechet_mean(*a).mean):
+        w = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+        (found,) = torch.autograd.grad(mean(x, hs.PoincareBall(), w)[0], w)
+        up = mean(x, hs.PoincareBall(), torch.tensor([1.0, 1e-6], dtype=torch.float64))[0]
+        torch.testing.assert_close(found[1], (up - x[0, 0]) / 1e-6, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["Sphere", "PoincareBall", "Lorentz"])
+def test_few_points_of_many_dimensions_are_those_of_few_dimensions(name):
+    """The mean lies in the span of the points: padding with zeros changes nothing; N < D takes the N x N system."""
+    manifold = getattr(hs, name)()
+    few = cluster(manifold, 4, n=6, spread=1.2).requires_grad_()
+    many = torch.nn.functional.pad(few, (0, 60))
+    small, large = frechet_mean(few, manifold).mean, frechet_mean(many, manifold).mean
+    torch.testing.assert_close(large[:4], small, rtol=1e-12, atol=1e-13)
+    assert not large[4:].any()
+    toward = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    (a,), (b,) = (torch.autograd.grad((m[:4] * toward).sum(), few, create_graph=True) for m in (small, large))
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    (a2,), (b2,) = (torch.autograd.grad(g.square().sum(), few) for g in (a, b))
+    torch.testing.assert_close(a2, b2, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["Sphere", "PoincareBall", "Lorentz"])
+def test_a_mean_in_a_hundred_thousand_dimensions_holds_no_square_matrix(name):
+    manifold = getattr(hs, name)()
+    torch.manual_seed(6)
+    x = manifold.random(3, 100_000, std=0.003)  # a D x D matrix would be 80 GB
+    found = frechet_mean(x, manifold)
+    assert found.converged and found.residual < 1e-8
