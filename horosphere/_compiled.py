@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from numba.core import sigutils
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.ccallback import CFunc
 
-__all__ = ["cfunc", "inline", "njit"]
+__all__ = ["PARALLEL", "cfunc", "inline", "njit"]
 
 _log = logging.getLogger("horosphere")
 # Sums as they are written, but a product and a sum may be one instruction, and the sign of 0 is open.
@@ -68,6 +69,10 @@ class _SourceCache(FunctionCache):
             super().save_overload(sig, data)
         except OSError as error:  # a full disk, say: the code works without
             _log.warning("compiled loops are not kept in %s: %s", self.cache_path, error)
+
+
+# Held while a parallel loop runs: numba's workqueue layer ends the process where two threads start one at a time.
+PARALLEL = threading.Lock()
 
 
 def _cache_of(function: Callable) -> Any:

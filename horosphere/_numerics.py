@@ -118,6 +118,8 @@ UNSEEN_SHARE = 1e-9
 LEAST_SINE = 1e-12
 # Half the opening of an entailment cone stays this far below a right angle's sine: the slope of asin is at most 2e4.
 CONE_MARGIN = 1e-9
+# Lengths that distances are fitted to: the fourth power of each is a float64 number.
+LENGTHS = (1e-75, 1e75)
 # What is divided by is at least this where the quotient is not used.
 SMALLEST_DIVISOR = 1e-300
 # Least |kappa| longest^2 of a learned curvature: flat to one in ten million, and a sphere's coordinates still hold the

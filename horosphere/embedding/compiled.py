@@ -13,10 +13,12 @@ import numba
 import numpy as np
 
 from horosphere import _compiled, _numerics
+from horosphere._compiled import PARALLEL
 
 __all__ = [
     "BALL",
     "FLAT",
+    "PARALLEL",
     "SPHERE",
     "distortion_pairs",
     "distortion_pairs_threaded",

@@ -92,7 +92,7 @@ class CompiledEngine:
         else:
             one, several = self._compiled.ranking_pairs, self._compiled.ranking_pairs_threaded
             parts = self._parts
-        total = (one if self._n_threads == 1 else several)(
+        arguments = (
             self.state,
             self._n_fixed,
             pairs,
@@ -102,10 +102,13 @@ class CompiledEngine:
             self._schedule.n_negatives,
             self._schedule.rate(epoch),
             *parts,
-            seeds[0] if self._n_threads == 1 else seeds,
         )
-        if self._n_threads > 1:  # two threads may each have written a part of one row
-            self.state[...] = whole.projx(torch.from_numpy(self.state)).numpy()
+        if self._n_threads == 1:
+            return one(*arguments, seeds[0])
+        with self._compiled.PARALLEL:
+            total = several(*arguments, seeds)
+        # two threads may each have written a part of one row
+        self.state[...] = whole.projx(torch.from_numpy(self.state)).numpy()
         return total
 
     def _describe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

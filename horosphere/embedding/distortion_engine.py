@@ -98,7 +98,8 @@ class DistortionEngine:
         arguments = (self._table, self._n_fixed, pairs, lengths, rate, stress, *described)
         if self._n_threads == 1:
             return compiled.distortion_pairs(*arguments)
-        total = compiled.distortion_pairs_threaded(*arguments, self._n_threads)
+        with compiled.PARALLEL:
+            total = compiled.distortion_pairs_threaded(*arguments, self._n_threads)
         # two threads may each have written a part of one row
         self._table[...] = whole.projx(torch.from_numpy(self._table)).numpy()
         return total

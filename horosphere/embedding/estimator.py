@@ -2,7 +2,9 @@
 
 import copy
 import difflib
+import inspect
 import os
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -37,6 +39,20 @@ from horosphere.manifolds import manifold_config, manifold_from_config
 __all__ = ["GraphEmbedding", "NearestNodes"]
 
 _KIND = "GraphEmbedding"
+# What the arguments of other libraries are here.
+_MEANT = {
+    "kappa": "a curvature belongs to the manifold, as in manifold=horosphere.PoincareBall(kappa=-0.5)",
+    "c": "a curvature belongs to the manifold, as in manifold=horosphere.PoincareBall(kappa=-c)",
+    "curvature": "a curvature belongs to the manifold, as in manifold=horosphere.PoincareBall(kappa=-0.5)",
+    "dim": "did you mean n_components?",
+    "size": "did you mean n_components?",
+    "epochs": "did you mean n_epochs?",
+    "negative": "did you mean n_negatives?",
+    "lr": "did you mean learning_rate?",
+    "alpha": "did you mean learning_rate?",
+    "seed": "did you mean random_state?",
+    "workers": "did you mean n_jobs?",
+}
 
 
 class NearestNodes(NamedTuple):
@@ -153,6 +169,16 @@ class GraphEmbedding(BaseEstimator):
         self.verbose = verbose
         self.random_state = random_state
 
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        """TypeError for a name that there is none of, with the one that was meant."""
+        known = inspect.signature(cls.__init__).parameters
+        for name in named:
+            if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+                hint = _MEANT.get(name) or (f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}")
+                raise TypeError(f"{cls.__name__} has no argument {name!r}: {hint}")
+        return super().__new__(cls)
+
     def fit(self, graph: Any, y: None = None) -> Self:
         """Embed a graph.
 
@@ -260,9 +286,32 @@ class GraphEmbedding(BaseEstimator):
         return reconstruction(known, points, self.manifold_, loss.to_all)
 
     def score(self, graph: Any, y: None = None) -> float:
-        """The higher the better: mean average precision in [0, 1], or minus the average distortion. See `evaluate`."""
+        """The higher the better: mean average precision in [0, 1], or minus the average distortion. See `evaluate`.
+
+        Pairs with a node that the embedding does not hold, as in a held-out part of a graph, count as not found: the
+        precision of the others is multiplied by their share, with a warning. A distortion of such pairs there is not.
+
+        Raises:
+            ValueError, TypeError: as `evaluate`; of a distortion model where a node is not in the embedding.
+        """
+        self._check_fitted()
+        asked, share = self._read(graph), 1.0
+        if not loss_by_name(self.loss).of_lengths:
+            known = np.asarray([label in self.graph_.index for label in asked.nodes])
+            held = known[asked.edges].all(axis=1)
+            share = float(held.mean())
+            if share < 1:
+                warnings.warn(
+                    f"{len(held) - held.sum()} of {len(held)} pairs have a node that is not in the embedding: they "
+                    "count as not found",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            if share == 0:
+                return 0.0
+            graph = [(asked.nodes[u], asked.nodes[v]) for u, v in asked.edges[held].tolist()] if share < 1 else graph
         found = self.evaluate(graph)
-        return found.map if isinstance(found, Scores) else -found.average_distortion
+        return found.map * share if isinstance(found, Scores) else -found.average_distortion
 
     def kneighbors(self, label: Hashable, k: int = 10) -> NearestNodes:
         """The `k` nodes nearest to a node by geodesic distance, itself left out; ties in the order of `nodes_`.
@@ -380,10 +429,18 @@ class GraphEmbedding(BaseEstimator):
             raise NotFittedError("this GraphEmbedding is not fitted yet: call fit(graph) or GraphEmbedding.load(path)")
 
     def _similar(self, label: Hashable) -> str:
-        names = {str(node): None for node in self.nodes_}
+        names = {str(node): node for node in self.nodes_}
         close = difflib.get_close_matches(str(label), names, n=3, cutoff=0.6)
+        if str(label) in names:  # written alike, of another type
+            other = names[str(label)]
+            return f", which holds the {type(other).__name__} {other!r}, not the {type(label).__name__}"
         return f"; similar: {', '.join(close)}" if close else ""
 
+
+# What signatures and completions show is the constructor, not the check of its names.
+GraphEmbedding.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    list(inspect.signature(GraphEmbedding.__init__).parameters.values())[1:]
+)
 
 _SAVED = (
     "n_components",

@@ -55,9 +55,19 @@ class Lengths:
 
     @cached_property
     def extent(self) -> tuple[float, float, float]:
-        """Shortest, longest and mean length of the pairs held, or of a sample of them."""
+        """Shortest, longest and mean length of the pairs held, or of a sample of them.
+
+        ValueError where their squares leave the range that training works in.
+        """
         _, lengths = self.epoch(np.random.default_rng(0))
-        return float(lengths.min()), float(lengths.max()), float(lengths.mean())
+        shortest, longest = float(lengths.min()), float(lengths.max())
+        least, most = _numerics.LENGTHS
+        if shortest < least or longest > most:
+            raise ValueError(
+                f"lengths must lie between {least:g} and {most:g}, and reach from {shortest:g} to {longest:g}: "
+                "multiply them by one number; with learn_curvature=True the distortion stays the same"
+            )
+        return shortest, longest, float(lengths.mean())
 
     def epoch(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The pairs of one epoch in their order, (E, 2) int32, and their lengths, (E,)."""

@@ -82,7 +82,9 @@ class TorchEngine:
                 return 0.0
             rng = epoch_rng(self._schedule.seed, epoch)
             pairs = self._edges[epoch_edges(self._weights, rng)]
-            return sum(self._run(epoch + done, some, rng) for done, some in self._schedule.stages(pairs))
+            total = sum(self._run(epoch + done, some, rng) for done, some in self._schedule.stages(pairs))
+        # a point whose step led to no number stayed where it was: that is no training
+        return math.nan if self._optimizer.skipped_rows else total
 
     def _run(self, epoch: float, pairs: np.ndarray, rng: np.random.Generator) -> float:
         rate = self._schedule.rate(epoch)
