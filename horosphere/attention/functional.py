@@ -65,8 +65,8 @@ def geodesic_attention(
             "inverse" for p to infinity with eps = p/beta; "dot": torch's scaled_dot_product_attention of the
             coordinates, with its scale 1/sqrt(D), which leaves manifold, eps and power unused.
         value_manifold: the values are points of this manifold and are averaged by the weighted ambient midpoint
-            (:func:`horosphere.midpoint`) instead of linearly; a row without keys gives its origin. A manifold of your own
-            without ``lift`` and ``settle`` is averaged in its tangent space at the origin.
+            (:func:`horosphere.midpoint`) instead of linearly; a row without keys gives its origin. A manifold of your
+            own without ``lift`` and ``settle`` is averaged in its tangent space at the origin.
         return_lse: also return lse (..., H, N), the logarithm of the denominator; :func:`merge` combines shards of the
             keys with it.
         precision: "auto" works pairs whose ``d^2 + eps`` the matrix product may miss by more than 5e-4 of itself
