@@ -8,6 +8,7 @@ from torch import Tensor
 from horosphere._points import as_points
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import resolve
 
 # sqrt|kappa| times the radius of mapped points. Float32 distances hold to radius 12; 4 reaches norm 0.964 of the ball,
 # which bfloat16 can store too.
@@ -17,8 +18,10 @@ MAX_RADIUS = 4.0
 def stored_size(manifold: geoopt.Manifold, n: int) -> int:
     """How many numbers store the point that n free numbers become: n, on the hyperboloid n + 1.
 
-    Raises ValueError where the points are no vectors, or a product takes another count than n.
+    Raises ValueError where the points are no vectors, or a product takes another count than n; TypeError for anything
+    but a manifold.
     """
+    resolve(manifold)
     if manifold.ndim != 1:
         raise ValueError(f"attention takes points that are vectors (ndim 1), {manifold} has ndim {manifold.ndim}")
     return hooks.size_from_vectors(manifold, n)

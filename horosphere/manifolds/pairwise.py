@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.kernels import dispatch, ops
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
 from horosphere.manifolds.curvature import check_kappa_shape
@@ -360,7 +361,9 @@ def _rows_of(y: Tensor, indices: Tensor) -> Tensor:
 
 
 def has_batched_curvature(manifold: geoopt.Manifold) -> bool:
-    return hasattr(manifold, "take_batch") and any(t.dim() for t in (*manifold.parameters(), *manifold.buffers()))
+    if hooks.own(manifold, "take_batch") is None:
+        return False
+    return any(t.dim() for t in (*manifold.parameters(), *manifold.buffers()))
 
 
 def _smallest(d2: Tensor, k: int) -> Tensor:
