@@ -81,6 +81,50 @@ def test_tiled_gradients_are_the_references(space, radius):
                 assert error <= bound, (offset, dtype, at, error)
 
 
+FIXED = {
+    "ball": lambda r, d: (hs.PoincareBall(-1.0), ball(r, d)[1]),
+    "sphere": lambda r, d: (hs.Sphere(1.0), d),
+    "flat": lambda r, d: (hs.Euclidean(), d * r),
+}
+
+
+@pytest.mark.parametrize("space", FIXED)
+@pytest.mark.parametrize("radius", RADII)
+def test_gradients_of_numbas_loops_are_the_references(space, radius):
+    """What the loops serve: float32, curvatures that are fixed."""
+    for offset in OFFSETS:
+        manifold, points = FIXED[space](radius, directions(POINTS, 10, offset))
+        stored = points.float()[None]
+        right = gradients(manifold, stored.double(), torch.float64, "reference")
+        found = gradients(manifold, stored, torch.float32, "numba")
+        for at, (f, r) in enumerate(zip(found, right, strict=True)):
+            error = float((f - r).abs().max() / r.abs().max().clamp(min=1e-6))
+            bound = TOLERANCE[torch.float32] * (POINTS**0.5 if r.dim() == 0 else 1)
+            assert error <= bound, (offset, at, error)
+
+
+@pytest.mark.parametrize("space", ["ball", "hyperboloid", "product", "sphere", "flat"])
+@pytest.mark.parametrize("radius", RADII)
+def test_gradients_of_distances_are_those_of_exact_ones(space, radius):
+    """The product form of a matrix, whose unresolved pairs are replaced, against differences in float64."""
+    for offset in OFFSETS:
+        manifold, points = SPACES[space](radius, directions(POINTS, 10, offset))
+        upper = torch.rand(POINTS, POINTS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        for dtype in (torch.float64, torch.float32):
+            for squared in (False, True):
+                found = []
+                for x, precision in ((points.to(dtype), "auto"), (points.to(dtype).double(), "exact")):
+                    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+                    impl = "tiled" if precision == "auto" else "auto"
+                    d = hs.cdist(a, b, manifold, squared=squared, precision=precision, impl=impl)
+                    inputs = [a, b, *manifold.parameters()]
+                    found.append(torch.autograd.grad((d * upper.to(d.dtype)).sum(), inputs))
+                for f, r in zip(*found, strict=True):
+                    error = float((f.double() - r.double()).abs().max() / r.double().abs().max())
+                    # cdist promises 1e-12 and 1e-5 for d, and its gradients no digits: a hundred times that is asked
+                    assert error <= (1e-9 if dtype == torch.float64 else 1e-3), (offset, dtype, squared, error)
+
+
 @pytest.mark.parametrize("impl", ["reference", "tiled"])
 @pytest.mark.parametrize("radius", RADII)
 def test_gradients_on_the_ball_are_those_of_mpmath(impl, radius):
