@@ -15,6 +15,7 @@ from horosphere import _numerics
 from horosphere.kernels import dispatch
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.chord.parts import Part, batch_of, dtype_of, pack, unpack
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.numba.attention import attention as numba_attention
 from horosphere.kernels.numba.attention import attention_backward as numba_attention_backward
 from horosphere.kernels.ops import without_autocast
@@ -66,13 +67,13 @@ def attention(
     eps, power = as_scalar(eps, value), as_scalar(power, value)
     if bias is not None and bias.dim() < 2:
         bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
-    inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
+    inputs = Inputs(value, eps, power, bias, causal, weight, dropout_p, seed)
     packed = pack(xs, ys)
     call = _call("attention", unpack(*packed), value, None, bias, weight, dropout_p, dispatch.tracing())
     if dispatch.choose(call, impl, told=False) == "reference":
         dispatch.choose(call, impl)
-        return reference_attention(xs, ys, *inputs)
-    return torch.ops.horosphere.attention(*packed, *inputs, impl)
+        return reference_attention(xs, ys, inputs, resolve)
+    return torch.ops.horosphere.attention(*packed, *inputs, resolve, impl)
 
 
 def as_scalar(number: float | Tensor, like: Tensor) -> Tensor:
@@ -147,17 +148,18 @@ def _(tensors, time_dims, weighted, value, eps, power, bias, causal, weight, dro
     parts = unpack(tensors, time_dims, weighted)
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
-        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        inputs = Inputs(value, *rates, bias, causal, weight, dropout_p, seed)
         form = dispatch.choose(_call("attention", parts, value, power, bias, weight, dropout_p, INSIDE), impl)
         if form == "triton":
             from horosphere.kernels.triton.attention import attention as triton_attention
             from horosphere.kernels.triton.chord import Points
 
-            return triton_attention(Points(parts, batch, dtype, resolve=resolve), *inputs)
+            return triton_attention(Points(parts, batch, dtype, resolve=resolve), inputs)
         scores = ChordScores(parts, batch, dtype, resolve=resolve)
         if form == "numba":
-            return numba_attention(scores, *inputs, strict=impl == "numba")
-        return tiled_attention(scores, *inputs)
+            return numba_attention(scores, inputs, strict=impl == "numba")
+        return tiled_attention(scores, inputs)
 
 
 @torch.library.register_fake("horosphere::attention")
@@ -175,8 +177,9 @@ def _(out, lse, dout, dlse, curvature, wanted, *given):
     parts = unpack(tensors, time_dims, weighted)
     batch, dtype = _layout(parts, value)
     with without_autocast(value.device):
-        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
-        results = out, lse, dout, dlse, tuple(wanted)
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        inputs = Inputs(value, *rates, bias, causal, weight, dropout_p, seed)
+        results = Results(out, lse, dout, dlse)
         learned = (*(("curvature",) if curvature else ()), *(("power",) if wanted[1] else ()))
         options = parts, value, power, bias, weight, dropout_p, INSIDE
         form = dispatch.choose(_call("attention", *options), impl, told=False)
@@ -186,12 +189,12 @@ def _(out, lse, dout, dlse, curvature, wanted, *given):
             from horosphere.kernels.triton.chord import Points
 
             points = Points(parts, batch, dtype, resolve=resolve, curvature=curvature)
-            dvalue, *drates, dbias = triton_attention_backward(points, *inputs, *results)
+            dvalue, *drates, dbias = triton_attention_backward(points, inputs, results, tuple(wanted))
             gradients = points.gradients()
         else:
             scores = ChordScores(parts, batch, dtype, resolve=resolve, curvature=curvature)
             run = numba_attention_backward if form == "numba" else tiled_attention_backward
-            dvalue, *drates, dbias = run(scores, *inputs, *results)
+            dvalue, *drates, dbias = run(scores, inputs, results, tuple(wanted))
             gradients = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
@@ -221,27 +224,41 @@ def _backward(ctx, dout, dlse):
     bias = saved.pop() if ctx.has[0] else None
     *tensors, value, eps, power = saved
     causal, weight, dropout_p, _, resolve, impl = ctx.settings
-    settings = causal, weight, dropout_p, seed, resolve
+    settings = causal, weight, dropout_p, seed
     if torch.is_grad_enabled():  # a second derivative is wanted: that of the plain form
         points, dvalue, deps, dpower, dbias = _reference_gradient(
-            dout, dlse, tensors, ctx.layout, (value, eps, power, bias), settings
+            dout, dlse, tensors, ctx.layout, (value, eps, power, bias), settings, resolve
         )
     else:
         curvature = any(p.kappa.requires_grad for p in unpack(tensors, *ctx.layout))
         wanted = [eps.requires_grad, power.requires_grad, bias is not None and bias.requires_grad]
         points, dvalue, deps, dpower, dbias = torch.ops.horosphere.attention_backward(
-            out, lse, dout, dlse, curvature, wanted, tensors, *ctx.layout, value, eps, power, bias, *settings, impl
+            out,
+            lse,
+            dout,
+            dlse,
+            curvature,
+            wanted,
+            tensors,
+            *ctx.layout,
+            value,
+            eps,
+            power,
+            bias,
+            *settings,
+            resolve,
+            impl,
         )
         dbias = dbias if wanted[2] else None
     return points, None, None, dvalue, deps, dpower, dbias, *(None,) * 6
 
 
-def _reference_gradient(dout, dlse, tensors, layout, others, settings):
+def _reference_gradient(dout, dlse, tensors, layout, others, settings, resolve):
     # a tensor may be there twice: each place gets its own gradient through an alias of its own
     places = [t.view_as(t) for t in tensors]
     others = [None if t is None else t.view_as(t) for t in others]
     xs, ys = zip(*(p.chords() for p in unpack(places, *layout)), strict=True)
-    results = reference_attention(xs, ys, *others, *settings)
+    results = reference_attention(xs, ys, Inputs(*others, *settings), resolve)
     inputs = [*places, *others]
     wanted = [p for p in inputs if p is not None and p.requires_grad]
     found = iter(torch.autograd.grad(results, wanted, (dout, dlse), create_graph=True, allow_unused=True))

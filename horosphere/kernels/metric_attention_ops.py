@@ -9,12 +9,12 @@ from horosphere import _numerics
 from horosphere.kernels import dispatch
 from horosphere.kernels.attention_ops import INSIDE, as_scalar, one_power
 from horosphere.kernels.chord.augment import kappa_entries
-from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
 from horosphere.kernels.numba.metric import attention as numba_attention
 from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.reference import metric_sqdist as reference
-from horosphere.kernels.reference.attention import weights
+from horosphere.kernels.reference.attention import averaged
 from horosphere.kernels.tiled.attention import attention as tiled_attention
 from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
 from horosphere.kernels.tiled.metric_scores import MetricScores
@@ -44,12 +44,12 @@ def metric_attention(
     eps, power = as_scalar(eps, value), as_scalar(power, value)
     if bias is not None and bias.dim() < 2:
         bias = bias.reshape(*[1] * (2 - bias.dim()), *bias.shape)
-    inputs = (value, eps, power, bias, causal, weight, dropout_p, seed, resolve)
+    inputs = Inputs(value, eps, power, bias, causal, weight, dropout_p, seed)
     call = _call("metric_attention", f, value, None, bias, weight, dropout_p, dispatch.tracing())
     if dispatch.choose(call, impl, told=False) == "reference":
         dispatch.choose(call, impl)
-        return _plain(f, *inputs)
-    return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs, impl)
+        return _plain(f, inputs, resolve)
+    return torch.ops.horosphere.metric_attention(f.tensors(), f.end, *inputs, resolve, impl)
 
 
 def _call(
@@ -80,20 +80,17 @@ def _call(
     )
 
 
-def _plain(f, value, eps, power, bias, causal, weight, dropout_p, seed, resolve) -> tuple[Tensor, Tensor]:
+def _plain(f: Fibres, inputs: Inputs, resolve: bool) -> tuple[Tensor, Tensor]:
     """The whole matrix, differentiable any number of times."""
-    dtype = _layout(f, value)[1]
+    dtype = _layout(f, inputs.value)[1]
     if resolve:
+        eps = inputs.eps
         shift = eps[..., None, None] if eps.dim() else eps
         tolerance = _numerics.weight_tolerance(dtype)
-        d2 = reference.resolved(f, torch.float64, shift if weight == "inverse" else 0.0, tolerance)
+        d2 = reference.resolved(f, torch.float64, shift if inputs.weight == "inverse" else 0.0, tolerance)
     else:
         d2 = reference.sqdist(f, f.dtype)
-    w, lse = weights(d2.to(dtype), eps, power, bias, causal, weight)
-    if dropout_p:
-        w = torch.where(keep_mask(seed, w.shape, dropout_p), w / (1 - dropout_p), 0.0)
-    out = w @ value.to(w.dtype)
-    return out, lse.expand(out.shape[:-1])
+    return averaged(d2.to(dtype), inputs)
 
 
 def _layout(f: Fibres, value: Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -122,6 +119,7 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
         rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        inputs = Inputs(value, *rates, bias, causal, weight, dropout_p, seed)
         call = _call("metric_attention", f, value, power, bias, weight, dropout_p, INSIDE)
         form = dispatch.choose(call, impl)
         if form == "triton":
@@ -129,12 +127,11 @@ def _(tensors, end, value, eps, power, bias, causal, weight, dropout_p, seed, re
             from horosphere.kernels.triton.metric import Tokens
 
             tokens = Tokens(f, batch, dtype, resolve=resolve)
-            return triton_attention(tokens, value, *rates, bias, causal, weight, dropout_p, seed)
+            return triton_attention(tokens, inputs)
         scores = MetricScores(f, batch, dtype, resolve=resolve)
-        inputs = value, *rates, bias, causal, weight, dropout_p, seed
         if form == "numba":
-            return numba_attention(scores, *inputs, strict=impl == "numba")
-        return tiled_attention(scores, *inputs)
+            return numba_attention(scores, inputs, strict=impl == "numba")
+        return tiled_attention(scores, inputs)
 
 
 @torch.library.register_fake("horosphere::metric_attention")
@@ -152,8 +149,9 @@ def _(out, lse, dout, dlse, wanted, *given):
     f = fibres_of(tensors, end)
     batch, dtype = _layout(f, value)
     with without_autocast(value.device):
-        inputs = value, kappa_entries(eps, batch), kappa_entries(power, batch), bias, causal, weight, dropout_p, seed
-        results = out, lse, dout, dlse, tuple(wanted)
+        rates = kappa_entries(eps, batch), kappa_entries(power, batch)
+        inputs = Inputs(value, *rates, bias, causal, weight, dropout_p, seed)
+        results = Results(out, lse, dout, dlse)
         options = f, value, power, bias, weight, dropout_p, INSIDE
         form = dispatch.choose(_call("metric_attention", *options), impl, told=False)
         form = dispatch.of_gradient(_call("metric_attention_backward", *options), form)
@@ -162,11 +160,11 @@ def _(out, lse, dout, dlse, wanted, *given):
             from horosphere.kernels.triton.metric import Tokens
 
             tokens = Tokens(f, batch, dtype, resolve=resolve)
-            dvalue, *drates, dbias = triton_attention_backward(tokens, *inputs, *results)
+            dvalue, *drates, dbias = triton_attention_backward(tokens, inputs, results, tuple(wanted))
             fibres = tokens.gradients()
         else:
             scores = MetricScores(f, batch, dtype, resolve=resolve)
-            dvalue, *drates, dbias = tiled_attention_backward(scores, *inputs, *results)
+            dvalue, *drates, dbias = tiled_attention_backward(scores, inputs, results, tuple(wanted))
             fibres = scores.gradients()
     deps, dpower = (
         d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, (eps, power), strict=True)
@@ -194,24 +192,24 @@ def _backward(ctx, dout, dlse):
     seed = saved.pop() if ctx.has[1] else None
     bias = saved.pop() if ctx.has[0] else None
     *tensors, value, eps, power = saved
-    settings = *ctx.settings, seed, ctx.resolve
+    settings = *ctx.settings, seed
     if torch.is_grad_enabled():
-        found = _plain_gradient(dout, dlse, tensors, ctx.end, (value, eps, power, bias), settings)
+        found = _plain_gradient(dout, dlse, tensors, ctx.end, (value, eps, power, bias), settings, ctx.resolve)
     else:
         wanted = [eps.requires_grad, power.requires_grad, bias is not None and bias.requires_grad]
         *found, dbias = torch.ops.horosphere.metric_attention_backward(
-            out, lse, dout, dlse, wanted, tensors, ctx.end, value, eps, power, bias, *settings, ctx.impl
+            out, lse, dout, dlse, wanted, tensors, ctx.end, value, eps, power, bias, *settings, ctx.resolve, ctx.impl
         )
         found.append(dbias if wanted[2] else None)
     points, *others = found
     return points, None, *others, *(None,) * 6
 
 
-def _plain_gradient(dout, dlse, tensors, end, others, settings):
+def _plain_gradient(dout, dlse, tensors, end, others, settings, resolve):
     """A second derivative is wanted: that of the plain form. A tensor may be there twice, each place its own alias."""
     places = [t.view_as(t) for t in tensors]
     others = [None if t is None else t.view_as(t) for t in others]
-    results = _plain(fibres_of(places, end), *others, *settings)
+    results = _plain(fibres_of(places, end), Inputs(*others, *settings), resolve)
     inputs = [*places, *others]
     wanted = [p for p in inputs if p is not None and p.requires_grad]
     found = iter(torch.autograd.grad(results, wanted, (dout, dlse), create_graph=True, allow_unused=True))

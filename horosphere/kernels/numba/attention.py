@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.chord import arcs
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.tiled.attention import Stream
 from horosphere.kernels.tiled.attention_backward import Pull
@@ -35,12 +36,12 @@ ALL = 2**40
 OUT_OF_RANGE = "weights or arcs of these points leave the range of float32"
 
 
-def attention(scores: ChordScores, *arguments, strict: bool) -> tuple[Tensor, Tensor]:
-    """As horosphere.kernels.tiled.attention.attention, whose arguments it takes.
+def attention(scores: ChordScores, inputs: Inputs, *, strict: bool) -> tuple[Tensor, Tensor]:
+    """As horosphere.kernels.tiled.attention.attention.
 
     Entries whose weights or arcs leave the range of float32 are worked in tiles, or a ValueError where ``strict``.
     """
-    stream = Stream(scores, *arguments)
+    stream = Stream(scores, inputs)
     for e in stream.groups():
         if serves(scores, e, stream.eps):
             group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])
@@ -52,16 +53,18 @@ def attention(scores: ChordScores, *arguments, strict: bool) -> tuple[Tensor, Te
     return stream.result()
 
 
-def attention_backward(scores: ChordScores, *arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """As horosphere.kernels.tiled.attention_backward.attention_backward, whose arguments it takes."""
-    pull = Pull(scores, *arguments[:8], arguments[8:12], arguments[12])
+def attention_backward(
+    scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """As horosphere.kernels.tiled.attention_backward.attention_backward."""
+    pull = Pull(scores, inputs, results, wanted)
     for e in pull.groups():
         if not serves(scores, e, pull.eps):
             pull.add(e)
             continue
         into, value = pull.into, pull.value
         dv = into.whole[e] if into.own_memory else value.new_zeros(e.stop - e.start, *value.shape[-2:]).float()
-        given = (None if t is None else t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
+        given = (t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
         group = CompiledGroup(scores, e, pull.eps, pull.mask.causal, pull.values[e])
         found = group.backward(*given, pull.wanted[0], dv)
         pull.deps[e] += found.to(pull.deps.dtype)
@@ -86,9 +89,7 @@ class CompiledGroup:
         given = self._points(self.height * SIDE) | {"out": out, "den": den}
         launch(forward, FORWARD, given, torch.get_num_threads())
 
-    def backward(
-        self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, learned: bool, dv: Tensor
-    ) -> Tensor:
+    def backward(self, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, learned: bool, dv: Tensor) -> Tensor:
         """Adds the gradient of the value to dv (E, M, Dv), contiguous, and what the points get to the sums of the
         scores; returns that of eps, (E,) in float64, where it is ``learned``.
         """
@@ -113,7 +114,7 @@ class CompiledGroup:
             apart = {name: None if t is None else t.new_zeros(stretches, *t.shape) for name, t in columns.items()}
         results = {"out": out, "lse": lse, "dout": dout, "dlse": dlse}
         given = self._points(2 * (self.height + 1) * SIDE)
-        given |= {name: None if t is None else t.to(torch.float32).contiguous() for name, t in results.items()}
+        given |= {name: t.to(torch.float32).contiguous() for name, t in results.items()}
         given |= {"learned": learned, "stretches": stretches, "stretched": stretches * self.entries}
         given |= {"dq": q.main[s], "sums_rows": q.first[s], "sums_rows_z": rows_z}
         given |= {"sums_rows_t": None if q.second is None else q.second[s]} | apart

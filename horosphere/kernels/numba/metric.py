@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE
 from horosphere.kernels.tiled.attention import Stream
@@ -17,9 +18,9 @@ from horosphere.kernels.tiled.metric_scores import MetricScores
 from horosphere.kernels.tiled.weights import Weighing
 
 
-def attention(scores: MetricScores, *arguments, strict: bool) -> tuple[Tensor, Tensor]:
+def attention(scores: MetricScores, inputs: Inputs, *, strict: bool) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.numba.attention.attention, for scores under per-token metrics."""
-    stream = Stream(scores, *arguments)
+    stream = Stream(scores, inputs)
     for e in stream.groups():
         if serves(scores, e, stream.eps):
             group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])

@@ -14,27 +14,22 @@ from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
 from horosphere.kernels.dropout import keep_mask
+from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.reference.sqdist import arc2_of, product_chord2
 
 # Pairs worked from differences at a time.
 PAIRS = 2**16
 
 
-def attention(
-    xs: Sequence,
-    ys: Sequence,
-    value: Tensor,
-    eps: Tensor,
-    power: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    weight: str,
-    dropout_p: float,
-    seed: Tensor | None,
-    resolve: bool,
-) -> tuple[Tensor, Tensor]:
+def attention(xs: Sequence, ys: Sequence, inputs: Inputs, resolve: bool) -> tuple[Tensor, Tensor]:
     """(out (..., N, Dv), lse (..., N)); arguments as in :func:`horosphere.kernels.attention_ops.attention`."""
-    d2 = squared_distances(xs, ys, _of_matrix(eps, xs[0].features) if weight == "inverse" else 0.0, resolve)
+    shift = _of_matrix(inputs.eps, xs[0].features) if inputs.weight == "inverse" else 0.0
+    return averaged(squared_distances(xs, ys, shift, resolve), inputs)
+
+
+def averaged(d2: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(out (..., N, Dv), lse (..., N)) from squared distances (..., N, M)."""
+    value, eps, power, bias, causal, weight, dropout_p, seed = inputs
     w, lse = weights(d2, eps, power, bias, causal, weight)
     if dropout_p:
         kept = keep_mask(seed, w.shape, dropout_p)

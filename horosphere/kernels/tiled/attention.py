@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, one
@@ -68,19 +69,9 @@ def _slices(length: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, length)) for i in range(0, length, max(1, size))]
 
 
-def attention(
-    scores: ChordScores,
-    value: Tensor,
-    eps: Tensor,
-    power: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    weight: str,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
-    stream = Stream(scores, value, eps, power, bias, causal, weight, dropout_p, seed)
+def attention(scores: ChordScores, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """out (..., N, Dv) and lse (..., N)."""
+    stream = Stream(scores, inputs)
     for e in stream.groups():
         stream.add(e)
     return stream.result()
@@ -89,20 +80,10 @@ def attention(
 class Stream:
     """Results of attention, made group by group; arguments as of :func:`attention`."""
 
-    def __init__(
-        self,
-        scores: ChordScores,
-        value: Tensor,
-        eps: Tensor,
-        power: Tensor,
-        bias: Tensor | None,
-        causal: int | None,
-        weight: str,
-        dropout_p: float,
-        seed: Tensor | None,
-    ):
+    def __init__(self, scores: ChordScores, inputs: Inputs):
+        value, self.eps, self.power, bias, causal, self.weight, dropout_p, seed = inputs
         batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
-        self.scores, self.eps, self.power, self.weight = scores, eps, power, weight
+        self.scores = scores
         self.values = Entries(value, batch, 2)
         self.out = torch.empty(entries, scores.n, value.shape[-1], dtype=dtype, device=scores.device)
         self.den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)

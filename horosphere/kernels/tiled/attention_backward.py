@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.tiled.attention import Plan
 from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.entries import Entries
@@ -26,25 +27,12 @@ READY = 8
 
 
 def attention_backward(
-    scores: ChordScores,
-    value: Tensor,
-    eps: Tensor,
-    power: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    weight: str,
-    dropout_p: float,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-    wanted: tuple[bool, bool, bool],
+    scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of value, eps (B,), power (B,) and bias; those of the points stay with ``scores``. ``wanted``: whether
     those of eps, power and bias are.
     """
-    pull = Pull(scores, value, eps, power, bias, causal, weight, dropout_p, seed, (out, lse, dout, dlse), wanted)
+    pull = Pull(scores, inputs, results, wanted)
     for e in pull.groups():
         pull.add(e)
     return pull.result()
@@ -53,28 +41,16 @@ def attention_backward(
 class Pull:
     """Gradients of attention, made group by group; arguments as of :func:`attention_backward`, its results in one."""
 
-    def __init__(
-        self,
-        scores: ChordScores,
-        value: Tensor,
-        eps: Tensor,
-        power: Tensor,
-        bias: Tensor | None,
-        causal: int | None,
-        weight: str,
-        dropout_p: float,
-        seed: Tensor | None,
-        results: tuple[Tensor, Tensor, Tensor, Tensor | None],
-        wanted: tuple[bool, bool, bool],
-    ):
+    def __init__(self, scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]):
+        value, eps, power, bias, causal, self.weight, dropout_p, seed = inputs
         batch, dtype, entries, n = scores.batch, scores.dtype, scores.batch.numel(), scores.n
-        self.scores, self.value, self.eps, self.power, self.weight = scores, value, eps, power, weight
+        self.scores, self.value, self.eps, self.power = scores, value, eps, power
         self.wanted, self.bias = wanted, bias
         self.values = Entries(value, batch, 2)
         self.into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
         out, lse, dout, dlse = results
         self.outs, self.lses, self.douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
-        self.dlses = None if dlse is None else Entries(dlse, batch, 1)
+        self.dlses = Entries(dlse, batch, 1)
         self.plan = Plan(scores.signs, n, scores.m, scores.device)
         self.buffers = Buffers(scores.lent, scores.tensors + 2, self.plan.numbers)
         self.rows, self.columns = self.plan.rows(), self.plan.columns()
@@ -99,9 +75,7 @@ class Pull:
         v = Blocks(append(self.values[e].to(dtype), 1.0), size, transposed=True)
         scale = -self.power[e]
         dv: dict[int, Tensor] = {}
-        given = [t[e] for t in (self.outs, self.lses, self.douts)]
-        if self.dlses is not None:
-            given.append(self.dlses[e])
+        given = [t[e] for t in (self.outs, self.lses, self.douts, self.dlses)]
         ready = slice(0, 0)
         for i in self.rows:
             if i.stop > ready.stop:
@@ -152,12 +126,12 @@ class Pull:
 
 
 def _rows(
-    weighing: Weighing, dtype: torch.dtype, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None = None
+    weighing: Weighing, dtype: torch.dtype, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What is subtracted from logits (E, N, 1), and (do, -c) / den (E, N, Dv + 1); 0 in rows without keys."""
     empty = (lse == -torch.inf).unsqueeze(-1)
     c = (dout * out).sum(-1)
-    upper = append(dout.to(dtype), -(c if dlse is None else c - dlse))
+    upper = append(dout.to(dtype), dlse - c)
     base = torch.where(empty, 0.0, lse.unsqueeze(-1))
     if weighing.plain:
         upper.mul_(torch.exp(-base))

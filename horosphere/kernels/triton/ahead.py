@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.low_rank.fibres import Fibres
 from horosphere.kernels.triton.attention import Geometry, attention, attention_backward
 from horosphere.kernels.triton.chord import ChordShape, Points
@@ -101,11 +102,11 @@ def attend(points: Geometry, weight: str, bias: Tensor | None, causal: int | Non
         torch.ones(2, points.m, FEATURES, dtype=points.dtype, device="cpu"),
         torch.ones(2, dtype=torch.float64, device="cpu"),
     )
-    inputs = value, rate, rate, bias, causal, weight, dropout_p, torch.tensor(0, device="cpu")
+    inputs = Inputs(value, rate, rate, bias, causal, weight, dropout_p, torch.tensor(0, device="cpu"))
     with recorded() as launches:
-        out, lse = attention(points, *inputs)
+        out, lse = attention(points, inputs)
         wanted = True, True, bias is not None and bias.is_floating_point()
-        attention_backward(points, *inputs, out, lse, out, lse, wanted)
+        attention_backward(points, inputs, Results(out, lse, out, lse), wanted)
     return launches
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from horosphere.kernels.chord.augment import flat
+from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.triton.tiles import (
     Tile,
     add_products,
@@ -279,18 +280,9 @@ class Geometry(Protocol):
         """Zeros for the gradient of one part of the rows, which is found there."""
 
 
-def attention(
-    points: Geometry,
-    value: Tensor,
-    eps: Tensor,
-    power: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    weight: str,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out (..., N, Dv) and lse (..., N); eps and power (B,) in float64."""
+def attention(points: Geometry, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """out (..., N, Dv) and lse (..., N)."""
+    value, eps, power, bias, causal, weight, dropout_p, seed = inputs
     batch, dtype, n = points.batch, points.dtype, points.n
     values = flat(value, batch, 2).to(dtype).contiguous()
     entries, m, width = values.shape
@@ -315,22 +307,11 @@ def _average(points: Geometry, rates: Rates, mask: Mask, given: Given, kind: Kin
 
 
 def attention_backward(
-    points: Geometry,
-    value: Tensor,
-    eps: Tensor,
-    power: Tensor,
-    bias: Tensor | None,
-    causal: int | None,
-    weight: str,
-    dropout_p: float,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor,
-    wanted: tuple[bool, bool, bool],
+    points: Geometry, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of value, eps (B,), power (B,) and bias, ``wanted`` as in the tiled form; ``points`` has its own."""
+    value, eps, power, bias, causal, weight, dropout_p, seed = inputs
+    out, lse, dout, dlse = results
     batch, dtype = points.batch, points.dtype
     mask = mask_of(bias, causal, dropout_p, seed, batch, points.n, value.device)
     kind = kind_of(weight, bias, causal, dropout_p, precision_of(dtype, backend()))
