@@ -247,6 +247,9 @@ class StoringCache(TokenCache):
     """
 
     names = ("key_store", "value_store", "mask_store")
+    key_store: Tensor | None
+    value_store: Tensor | None
+    mask_store: Tensor | None
 
     @property
     def key(self) -> Tensor | None:

@@ -72,6 +72,13 @@ class GeodesicAttention(nn.Module):
     # nn.TransformerEncoderLayer reads this: False keeps it off its fused path, which would compute a softmax
     _qkv_same_embed_dim = False
 
+    log_eps: Tensor
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor
+    k_proj_weight: Tensor
+    v_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+
     def __init__(
         self,
         embed_dim: int,

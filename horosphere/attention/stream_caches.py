@@ -58,6 +58,10 @@ class SummaryCache(StreamCache):
     """
 
     names = ("centroids", "counts", "values", "pull")
+    centroids: Tensor
+    counts: Tensor
+    values: Tensor
+    pull: Tensor
     patterns = ("summary", "dense")
 
     def __init__(self, manifold: geoopt.Manifold, slots: int = 64, chunk: int = 64):
@@ -89,6 +93,8 @@ class LandmarkCache(StreamCache):
     """
 
     names = ("values", "mass")
+    values: Tensor
+    mass: Tensor
     patterns = ("landmark",)
 
     def __init__(self, anchors: Tensor):

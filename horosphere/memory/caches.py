@@ -37,6 +37,14 @@ class CompressedCache(TokenCache):
     """
 
     names = ("key_codes", "low", "high", "value_codes", "value_store", "recent_key", "recent_value", "mask_store")
+    key_codes: Tensor | None
+    low: Tensor | None
+    high: Tensor | None
+    value_codes: Tensor | None
+    value_store: Tensor | None
+    recent_key: Tensor | None
+    recent_value: Tensor | None
+    mask_store: Tensor | None
 
     def __init__(self, code: HyperbolicCompressor, block: int = 64, code_values: bool = True):
         super().__init__()

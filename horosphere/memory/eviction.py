@@ -37,7 +37,7 @@ def make_room(pool: DynamicMemory, wanted: int) -> Tensor:
 def _merged(pool: DynamicMemory, wanted: int, size: int) -> Tensor:
     """Slots emptied by joining the two of the first ``size`` that are nearest to each other, ``wanted`` times."""
     active = torch.arange(size, device=pool.counts.device)
-    emptied = []
+    emptied: list[Tensor] = []
     for _ in range(wanted):
         if len(active) == 1:
             return torch.cat((*emptied, active))

@@ -68,6 +68,17 @@ class DynamicMemory(nn.Module):
     stationary stream does not hold for a threshold of fixed k: docs/memory.md.
     """
 
+    centroids: Tensor
+    sums: Tensor
+    counts: Tensor
+    birth: Tensor
+    hits: Tensor
+    last: Tensor
+    size: Tensor
+    steps: Tensor
+    surprises: Tensor
+    recent: Tensor
+
     def __init__(
         self,
         dim: int,
