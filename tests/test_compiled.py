@@ -100,5 +100,6 @@ def test_other_processors_have_code_of_their_own(copy):
     before, _ = run(copy)
     number = len(compiled_files(copy))
     result, log = run(copy, NUMBA_CPU_NAME="generic")
-    assert result == before and "compiles" in log and len(compiled_files(copy)) > number
+    assert float(result) == pytest.approx(float(before), abs=1e-4)  # printed to 1e-5
+    assert "compiles" in log and len(compiled_files(copy)) > number
     assert run(copy) == (before, "")

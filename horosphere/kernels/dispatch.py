@@ -121,6 +121,11 @@ def of_gradient(call: Call, form: str) -> str:
     return _taken(call, "tiled", {form: reason}, True)
 
 
+def left_to_tiles(operation: str, reason: str) -> None:
+    """Tell that numba's loops, chosen by "auto", leave some of a call to tiles because of its numbers."""
+    _told(Choice(operation, "tiled", {"numba": reason}))
+
+
 def recording(choices: list[Choice] | None):
     """Make :func:`choose` add what it chooses to a list; returns what :func:`stop_recording` takes."""
     return _choices.set(choices)
@@ -133,13 +138,15 @@ def stop_recording(token) -> None:
 def _taken(call: Call, form: str, refused: dict[str, str], told: bool) -> str:
     if not told or torch.compiler.is_compiling():
         return form
-    recorded = _choices.get()
-    if recorded is not None or _log.isEnabledFor(logging.DEBUG):
-        choice = Choice(call.operation, form, refused)
-        if recorded is not None:
-            recorded.append(choice)
-        _log.debug("%s", choice)
+    _told(Choice(call.operation, form, refused))
     return form
+
+
+def _told(choice: Choice) -> None:
+    recorded = _choices.get()
+    if recorded is not None:
+        recorded.append(choice)
+    _log.debug("%s", choice)
 
 
 # why a form does not serve a call, None where it does

@@ -154,3 +154,23 @@ def test_explain_ends_with_its_call():
     with pytest.raises(KeyError, match="its own"):
         hs.kernels.explain(fails)
     assert dispatch._choices.get() is None
+
+
+def test_what_numbas_loops_leave_to_tiles_is_told(monkeypatch):
+    """Which points they cannot take is seen when they are looked at."""
+    monkeypatch.setattr(dispatch, "COMPILED", 1)
+    ball = hs.PoincareBall(-1.0)
+    x = 0.1 * torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    outside = x.clone()
+    outside[3] = 2.0
+    g = hs.TokenMetric(torch.ones(20), torch.zeros(20, 3, 1))
+    calls = {
+        "sqdist": lambda p: hs.cdist(p, p.clone(), ball, precision="fast"),
+        "attention": lambda p: hs.attention.geodesic_attention(p, p, x, ball),
+        "metric_attention": lambda p: hs.attention.metric_attention(p * torch.inf if p is outside else p, p, x, g, g),
+    }
+    for operation, call in calls.items():
+        assert [c.form for c in hs.kernels.explain(call, x)] == ["numba"]
+        first, second = hs.kernels.explain(call, outside)
+        assert (first.form, second.form) == ("numba", "tiled") and first.operation == second.operation == operation
+        assert "range of float32" in second.refused["numba"]

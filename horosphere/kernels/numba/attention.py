@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.chord import arcs
+from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.tiled.attention import Stream
@@ -49,6 +50,7 @@ def attention(scores: ChordScores, inputs: Inputs, *, strict: bool) -> tuple[Ten
         elif strict:
             raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
         else:
+            left_to_tiles("attention", OUT_OF_RANGE)
             stream.add(e)
     return stream.result()
 
@@ -60,6 +62,7 @@ def attention_backward(
     pull = Pull(scores, inputs, results, wanted)
     for e in pull.groups():
         if not serves(scores, e, pull.eps):
+            left_to_tiles("attention_backward", OUT_OF_RANGE)
             pull.add(e)
             continue
         into, value = pull.into, pull.value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE
@@ -28,6 +29,7 @@ def attention(scores: MetricScores, inputs: Inputs, *, strict: bool) -> tuple[Te
         elif strict:
             raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
         else:
+            left_to_tiles("metric_attention", OUT_OF_RANGE)
             stream.add(e)
     return stream.result()
 

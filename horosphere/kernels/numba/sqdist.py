@@ -14,6 +14,7 @@ from torch import Tensor
 
 from horosphere.kernels.chord.augment import Augmented, augment
 from horosphere.kernels.chord.parts import Part, batch_of
+from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.tiled.huge_pages import prefer_large
 from horosphere.kernels.tiled.sqdist import all_alike, may_overflow
 from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
@@ -33,6 +34,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool) ->
     if not all_alike([one]) or may_overflow(one):
         if strict:
             raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
+        left_to_tiles("sqdist", OUT_OF_RANGE)
         return tiled_sqdist(parts, squared, resolve)
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=torch.float32, device=one.a.device))
