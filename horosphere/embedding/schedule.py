@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horosphere.embedding.losses.base import loss_by_name
+from horosphere.embedding.losses.base import PairLoss, loss_by_name
 
 __all__ = ["DistortionSchedule", "Schedule"]
 
@@ -40,14 +40,19 @@ class Schedule:
         return epoch < self.burn_in
 
     @property
+    def ranks_first(self) -> bool:
+        """Whether the ranking loss comes before the loss itself: see :class:`PairLoss`."""
+        loss = loss_by_name(self.loss)
+        return isinstance(loss, PairLoss) and loss.ranks_first
+
+    @property
     def first_own(self) -> int:
         """The epoch from which on a run works on its own loss.
 
         Where that loss ``ranks_first`` the first half ranks, to sort the nodes out; points that are ``settled`` go
         without.
         """
-        ranks_first = getattr(loss_by_name(self.loss), "ranks_first", False)
-        return self.n_epochs // 2 if ranks_first and not self.settled else 0
+        return self.n_epochs // 2 if self.ranks_first and not self.settled else 0
 
     def own(self, epoch: float) -> bool:
         """Whether the loss is worked on itself, and not the ranking that comes before."""
@@ -57,7 +62,7 @@ class Schedule:
         """When so many epochs are done."""
         if self.burning_in(epoch):
             return self.learning_rate / 10
-        if getattr(loss_by_name(self.loss), "ranks_first", False) and self.own(epoch):
+        if self.ranks_first and self.own(epoch):
             return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.first_own)
         return self.learning_rate * (self.n_epochs - epoch) / (self.n_epochs - self.burn_in)
 
