@@ -10,7 +10,7 @@ Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,15 +42,21 @@ def attention(scores: ChordScores, inputs: Inputs, *, strict: bool) -> tuple[Ten
 
     Entries whose weights or arcs leave the range of float32 are worked in tiles, or a ValueError where ``strict``.
     """
+    return streamed("attention", scores, inputs, strict, serves, CompiledGroup)
+
+
+def streamed(
+    operation: str, scores: Any, inputs: Inputs, strict: bool, serves: Any, group: Any
+) -> tuple[Tensor, Tensor]:
+    """Group after group: compiled where ``serves`` allows, in tiles or, where ``strict``, refused elsewhere."""
     stream = Stream(scores, inputs)
     for e in stream.groups():
         if serves(scores, e, stream.eps):
-            group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])
-            group.forward(stream.out[e], stream.den[e])
+            group(scores, e, stream.eps, stream.mask.causal, stream.values[e]).forward(stream.out[e], stream.den[e])
         elif strict:
             raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
         else:
-            left_to_tiles("attention", OUT_OF_RANGE)
+            left_to_tiles(operation, OUT_OF_RANGE)
             stream.add(e)
     return stream.result()
 

@@ -10,28 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.numba.arguments import launch
-from horosphere.kernels.numba.attention import ALL, HEIGHT, OUT_OF_RANGE, SIDE
-from horosphere.kernels.tiled.attention import Stream
+from horosphere.kernels.numba.attention import ALL, HEIGHT, SIDE, streamed
 from horosphere.kernels.tiled.metric_scores import MetricScores
 from horosphere.kernels.tiled.weights import Weighing
 
 
 def attention(scores: MetricScores, inputs: Inputs, *, strict: bool) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.numba.attention.attention, for scores under per-token metrics."""
-    stream = Stream(scores, inputs)
-    for e in stream.groups():
-        if serves(scores, e, stream.eps):
-            group = CompiledGroup(scores, e, stream.eps, stream.mask.causal, stream.values[e])
-            group.forward(stream.out[e], stream.den[e])
-        elif strict:
-            raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
-        else:
-            left_to_tiles("metric_attention", OUT_OF_RANGE)
-            stream.add(e)
-    return stream.result()
+    return streamed("metric_attention", scores, inputs, strict, serves, CompiledGroup)
 
 
 def serves(scores: MetricScores, e: slice, eps: Tensor) -> bool:
