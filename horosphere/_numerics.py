@@ -7,6 +7,7 @@ gradient and second derivative are finite there. They are written on the *square
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 
@@ -395,3 +396,10 @@ def _exact_gap(x: Tensor, kappa: Tensor) -> Tensor:
     scaled, scaled_error = _two_product(kappa, total)
     head, tail = _two_sum(torch.ones_like(scaled), scaled)
     return head + (tail + scaled_error + kappa * error)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Distances are worked in the points' own precision, whatever autocast asks of matrix products."""
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

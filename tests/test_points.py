@@ -149,23 +149,59 @@ def test_modules_are_built_on_meta_and_filled_later(name):
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("manifold", [hs.PoincareBall(), hs.Lorentz(), hs.Sphere(), hs.Euclidean()], ids=str)
-def test_distances_of_one_set_are_symmetric(manifold, dtype):
+ONE_SET = {
+    "ball": hs.PoincareBall(),
+    "hyperboloid": hs.Lorentz(),
+    "sphere": hs.Sphere(),
+    "flat": hs.Euclidean(),
+    "product": hs.Product((hs.PoincareBall(), 2), (hs.Euclidean(), 2)),
+}
+
+
+ONE_SET_CASES = [
+    *(
+        (name, dtype, impl)
+        for name in ONE_SET
+        for dtype in (torch.float32, torch.float64)
+        for impl in ("reference", "tiled")
+    ),
+    *((name, torch.float32, "numba") for name in ONE_SET if name != "product"),  # its loop takes one float32 part
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "impl"), ONE_SET_CASES)
+def test_distances_of_one_set_are_symmetric(name, dtype, impl):
+    manifold = ONE_SET[name]
     torch.manual_seed(0)
-    x = manifold.projx(0.5 * torch.randn(700, 4, dtype=dtype))
-    d = hs.cdist(x, x, manifold)
+    x = manifold.projx(0.5 * torch.randn(1301, 4, dtype=dtype))
+    x[700:704] = x[3]  # pairs that are not resolved, below the diagonal too
+    d = hs.cdist(x, x, manifold, impl=impl)
     assert torch.equal(d, d.mT)
     assert not d.diagonal().any()
+    assert not d[700:704, 3].any()
+    other = hs.cdist(x, x.clone(), manifold, impl=impl)
+    promise = 2e-5 if dtype == torch.float32 else 2e-12
+    assert ((d - other).abs() <= promise * other).all()
 
 
-def test_gradients_of_the_symmetric_matrix_are_those_of_both_sides():
+@pytest.mark.parametrize("impl", ["reference", "tiled"])
+def test_batches_of_one_set_are_symmetric(impl):
     torch.manual_seed(0)
-    x = (0.1 * torch.randn(40, 3, dtype=torch.float64)).requires_grad_()
-    weight = torch.randn(40, 40, dtype=torch.float64)
+    x = hs.Sphere().projx(torch.randn(3, 70, 4))
+    x[:, 20] = x[:, 10]
+    d = hs.cdist(x, x, hs.Sphere(), impl=impl)
+    assert torch.equal(d, d.mT)
+    torch.testing.assert_close(d, hs.cdist(x, x.clone(), hs.Sphere(), impl=impl), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("impl", ["reference", "tiled", "auto"])
+def test_gradients_of_the_symmetric_matrix_are_those_of_both_sides(impl):
+    torch.manual_seed(0)
+    x = (0.1 * torch.randn(300, 3, dtype=torch.float64)).requires_grad_()
+    weight = torch.randn(300, 300, dtype=torch.float64)
     ball = hs.PoincareBall()
-    one = torch.autograd.grad((weight * hs.cdist(x, x, ball, squared=True)).sum(), x)[0]
-    two = torch.autograd.grad((weight * hs.cdist(x, x.clone(), ball, squared=True)).sum(), x)[0]
+    one = torch.autograd.grad((weight * hs.cdist(x, x, ball, squared=True, impl=impl)).sum(), x)[0]
+    two = torch.autograd.grad((weight * hs.cdist(x, x.clone(), ball, squared=True, impl=impl)).sum(), x)[0]
     torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from horosphere._numerics import without_autocast
 from horosphere.attention.arguments import Arguments
-from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._points import as_points
-from horosphere.kernels.attention_ops import WEIGHTS
+from horosphere.kernels.inputs import WEIGHTS
 from horosphere.manifolds.pairwise import PRECISIONS
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
+from horosphere._numerics import without_autocast
 from horosphere.attention.inverse import (
     ARC_SLOPE,
     by_head,
@@ -28,7 +29,6 @@ from horosphere.attention.inverse import (
 )
 from horosphere.kernels import pattern as sums
 from horosphere.kernels.chord.product_form import arc2, left, right, size
-from horosphere.kernels.ops import without_autocast
 from horosphere.kernels.pattern import Pattern, keys_of
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt

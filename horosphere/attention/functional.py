@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from horosphere import _numerics
+from horosphere._numerics import without_autocast
 from horosphere.attention import row_blocks
 from horosphere.attention.aggregate import averaged
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.block_chords import block_chords
 from horosphere.attention.masks import with_causal
-from horosphere.kernels import attention_ops, dispatch
-from horosphere.kernels.ops import without_autocast
+from horosphere.kernels import dispatch, operators
+from horosphere.kernels.geometry import ChordPairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.pairwise import cdist, has_batched_curvature
@@ -179,9 +180,8 @@ def _attend(
         )
     parts_y = parts_x if args.key is args.query else block_chords(manifold, args.key)
     assert parts_y is not None  # as the queries: what a manifold offers does not depend on the points
-    return attention_ops.attention(
-        parts_x,
-        parts_y,
+    return operators.attention(
+        ChordPairs(parts_x, parts_y),
         value,
         eps=args.eps,
         power=args.power,

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.attention.arguments import checked
-from horosphere.kernels.attention_ops import as_scalar
 from horosphere.kernels.chord.product_form import arc2, left, right, size
+from horosphere.kernels.operators import as_scalar
 from horosphere.kernels.reference import attention as reference
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt

@@ -9,7 +9,8 @@ from horosphere.attention import row_blocks
 from horosphere.attention.aggregate import averaged
 from horosphere.attention.arguments import Arguments, checked
 from horosphere.attention.connection import Turn
-from horosphere.kernels import dispatch, metric_attention_ops
+from horosphere.kernels import dispatch, operators
+from horosphere.kernels.geometry import MetricPairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.metric_distance import fibres, metric_sqdist
 from horosphere.manifolds.token_metric import TokenMetric
@@ -101,7 +102,7 @@ def metric_attention(
         if in_rows:
             return _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
         options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
-        return metric_attention_ops.metric_attention(f, values, resolve=precision == "auto", impl=impl, **options)
+        return operators.attention(MetricPairs(f), values, resolve=precision == "auto", impl=impl, **options)
 
     return averaged(args, value_manifold, return_lse, attend)
 

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from horosphere import _numerics
 from horosphere.attention.arguments import Arguments
 from horosphere.kernels import dispatch
-from horosphere.kernels.attention_ops import as_scalar
 from horosphere.kernels.dropout import kept, row_keys
+from horosphere.kernels.operators import as_scalar
 from horosphere.kernels.reference import attention as reference
 from horosphere.manifolds.pairwise import BLOCK_NUMBERS
 

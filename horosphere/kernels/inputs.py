@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+WEIGHTS = ("inverse", "softmax", "gaussian")
+
 
 class Inputs(NamedTuple):
-    """Values and how they are weighed; as in :func:`horosphere.kernels.attention_ops.attention`.
+    """Values and how they are weighed; as in :func:`horosphere.kernels.operators.attention`.
 
     eps and power are () or batch-shaped where the graph is made, and (B,) in float64 inside of an operator.
     """

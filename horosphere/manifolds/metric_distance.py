@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horosphere._numerics import without_autocast
 from horosphere._points import as_points
-from horosphere.kernels import metric_ops
+from horosphere.kernels import operators
+from horosphere.kernels.geometry import MetricPairs
 from horosphere.kernels.low_rank.fibres import ENDS, Fibres
-from horosphere.kernels.ops import without_autocast
 from horosphere.manifolds.pairwise import PRECISIONS
 from horosphere.manifolds.token_metric import TokenMetric
 
@@ -59,7 +60,8 @@ def metric_sqdist(
         raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
     resolve = precision != "fast"
     with without_autocast(f.q.device):
-        return metric_ops.metric_sqdist(f, resolve=resolve, impl=impl).to(dtype)
+        out, _ = operators.sqdist(MetricPairs(f), squared=True, resolve=resolve, impl=impl)
+        return out.to(dtype)
 
 
 def fibres(

@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
 from horosphere._points import as_points
-from horosphere.kernels import dispatch, ops
+from horosphere.kernels import dispatch, operators
+from horosphere.kernels.geometry import ChordPairs
+from horosphere.kernels.tiled.tiles import mirror_
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords, resolve
@@ -24,8 +26,6 @@ PRECISIONS = ("auto", "exact", "fast")
 BLOCK_NUMBERS = 2**20
 # Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
 BLOCK_PAIRS = 2**16
-# Rows of a square matrix mirrored at a time.
-SIDE = 256
 # Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
 SPARE = 4
 
@@ -79,9 +79,8 @@ def cdist(
     same = x is y
     x, y = _checked(x, y, precision)
     dispatch.check_name(impl)
-    with ops.without_autocast(x.device):
-        out = _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
-        return _symmetric(out) if same else out
+    with _numerics.without_autocast(x.device):
+        return _matrix(x, x if same else y, manifold, squared, precision, impl).to(x.dtype)
 
 
 def knn(
@@ -116,7 +115,7 @@ def knn(
     dispatch.check_name(impl)
     if not 1 <= k <= y.shape[-2]:
         raise ValueError(f"k must lie between 1 and the number of points in y, {y.shape[-2]}; got {k}")
-    with ops.without_autocast(x.device):
+    with _numerics.without_autocast(x.device):
         with torch.no_grad():
             indices = _nearest(x, y, manifold, k, precision, impl)
         d2 = _distances_to(x, y, indices, manifold)
@@ -137,7 +136,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
     parts_y = parts_x if y is x else chords(manifold, y)
     assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
-    bounds, indices = ops.nearest(parts_x, parts_y, candidates, impl=impl)
+    bounds, indices = operators.nearest(ChordPairs(parts_x, parts_y), candidates, impl=impl)
     if candidates == k:
         return indices
     indices = indices.sort(dim=-1).values
@@ -185,12 +184,7 @@ class _Mirror(torch.autograd.Function):
     @staticmethod
     def forward(ctx, matrix: Tensor) -> Tensor:
         ctx.mark_dirty(matrix)
-        for i in range(0, matrix.shape[-1], SIDE):
-            rows = slice(i, i + SIDE)
-            matrix[..., i + SIDE :, rows] = matrix[..., rows, i + SIDE :].mT
-            corner = matrix[..., rows, rows]
-            corner.copy_(corner.triu() + corner.triu(1).mT)
-        return matrix
+        return mirror_(matrix)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
@@ -198,7 +192,7 @@ class _Mirror(torch.autograd.Function):
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
-    """The distances of one set with itself, the two roundings of each pair made one."""
+    """The exact distances of one set with itself, the two roundings of each pair made one."""
     if _numerics.transformed() or torch.compiler.is_compiling():
         return (matrix + matrix.mT) / 2  # of two equal numbers to a rounding
     return _Mirror.apply(matrix)
@@ -230,22 +224,36 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     # which pairs are near depends on the data, and vmap forbids to ask
     if parts_x is None or (dispatch.tracing() == "torch.func" and precision == "auto"):
         _choose_pairs("sqdist", x, y, precision, impl)
-        return _exact_matrix(x, y, manifold, squared)
+        out = _exact_matrix(x, y, manifold, squared)
+        return _symmetric(out) if y is x else out
     parts_y = parts_x if y is x else chords(manifold, y)
     assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     resolved = precision == "auto" and not torch.compiler.is_compiling() and not _without_data(x)
-    out, picked = ops.sqdist(parts_x, parts_y, squared=squared, resolve=resolved, impl=impl)
+    pairs = ChordPairs(parts_x, parts_y)
+    out, picked = operators.sqdist(pairs, squared=squared, resolve=resolved, impl=impl)
     if not resolved or picked is None or not picked.numel():
         return out
+    m = y.shape[-2]
+    if y is x:  # of two pairs that mirror each other one is worked
+        picked = picked[picked // m % m <= picked % m]
     if not _needs_grad(x, y, manifold):  # identical points are 0 apart, but d^2 has second derivatives there
-        same = _identical(picked, x, y) & _proper(parts_x).flatten()[picked // y.shape[-2]]
-        out.view(-1)[picked[same]] = 0.0
+        same = _identical(picked, x, y) & _proper(parts_x).flatten()[picked // m]
+        _put(out, picked[same], out.new_zeros(()), y is x)
         picked = picked[~same]
     exact = _picked_pairs(picked, x, y, manifold)
     if not squared:
         exact = _numerics.safe_sqrt(exact)
-    out.view(-1).index_put_((picked,), exact.to(out.dtype))
+    _put(out, picked, exact.to(out.dtype), y is x)
     return out
+
+
+def _put(matrix: Tensor, picked: Tensor, values: Tensor, mirrored: bool) -> None:
+    """Values into the matrix at flat indices (P,), and at their mirror images."""
+    flat, m = matrix.view(-1), matrix.shape[-1]
+    flat.index_put_((picked,), values)
+    if mirrored:
+        row, column = picked // m, picked % m
+        flat.index_put_(((row // m * m + column) * m + row % m,), values)
 
 
 def _identical(picked: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere.kernels import ops
+from horosphere.kernels import operators
 from horosphere.kernels.chord.parts import Chord
+from horosphere.kernels.geometry import ChordPairs
 
 # largest error of distances of resolved pairs, relative, and of gradients, relative to the largest entry
 TOLERANCE = {torch.float64: (1e-12, 1e-11), torch.float32: (1e-5, 3e-5), torch.bfloat16: (1e-5, 6e-3)}
@@ -134,9 +135,9 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
     xs, ys = chords(case, device)
     wide_xs, wide_ys = widened((xs, ys))
     with filled_with_nan():
-        found, picked = ops.sqdist(xs, ys, squared=case.squared, resolve=True, impl=impl)
-    true, _ = ops.sqdist(wide_xs, wide_ys, squared=case.squared, resolve=False, impl="reference")
-    _, by_rule = ops.sqdist(xs, ys, squared=case.squared, resolve=True, impl="reference")
+        found, picked = operators.sqdist(ChordPairs(xs, ys), squared=case.squared, resolve=True, impl=impl)
+    true, _ = operators.sqdist(ChordPairs(wide_xs, wide_ys), squared=case.squared, resolve=False, impl="reference")
+    _, by_rule = operators.sqdist(ChordPairs(xs, ys), squared=case.squared, resolve=True, impl="reference")
     picked = picked.cpu()
     assert found.shape == (*case.batch, case.n, case.m)
     assert picked.numel() == picked.unique().numel(), "a pair is reported twice"

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from horosphere.kernels import metric_attention_ops
+from horosphere.kernels import operators
+from horosphere.kernels.geometry import MetricPairs
 from tests.kernels import metric_cases
 from tests.kernels.metric_cases import Case, filled_with_nan
 
@@ -90,8 +91,14 @@ def check(case: AttentionCase, impl: str, device: str = "cpu") -> None:
         added = mask if case.bias == "bool" else added[0] if added else None
         scalars = [t.clone().requires_grad_() for t in rates]
         with filled_with_nan():
-            out, lse = metric_attention_ops.metric_attention(
-                metric_cases.like(f, points), given, eps=scalars[0], power=scalars[1], impl=how, bias=added, **options
+            out, lse = operators.attention(
+                MetricPairs(metric_cases.like(f, points)),
+                given,
+                eps=scalars[0],
+                power=scalars[1],
+                impl=how,
+                bias=added,
+                **options,
             )
             upper = torch.randn(out.shape, generator=torch.Generator().manual_seed(6)).to(out)
             some = torch.where(lse.isinf(), 0.0, lse)

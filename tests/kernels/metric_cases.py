@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere.kernels import metric_ops
+from horosphere.kernels import operators
+from horosphere.kernels.geometry import MetricPairs
 from horosphere.kernels.low_rank.fibres import Fibres
 
 # largest error of squared distances and of gradients, relative to the largest entry
@@ -89,7 +90,8 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
     leaves = [t.clone().requires_grad_() for t in f.tensors()]
     wide = [t.detach().double().requires_grad_() for t in leaves]
     with filled_with_nan():
-        found = metric_ops.metric_sqdist(like(f, leaves), resolve=case.resolve, impl=impl)
+        pairs = MetricPairs(like(f, leaves))
+        found, _ = operators.sqdist(pairs, squared=True, resolve=case.resolve, impl=impl)
         true = dense(like(f, wide))
         upper = torch.randn(true.shape, generator=torch.Generator().manual_seed(1), dtype=true.dtype).to(device)
         ours = torch.autograd.grad(found, leaves, upper.to(found.dtype))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels import ops
+from horosphere.kernels import operators
+from horosphere.kernels.geometry import ChordPairs
 from tests.kernels import cases
 
 MIXED = (("conformal", (-1.0, 0.0, 0.5), 4),)
@@ -63,7 +64,7 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
         _spoil(ys)
     k, m = case.k, case.of.m
     with cases.filled_with_nan():
-        bounds, indices = ops.nearest(xs, ys, k, impl=impl)
+        bounds, indices = operators.nearest(ChordPairs(xs, ys), k, impl=impl)
     bounds, indices = bounds.cpu(), indices.cpu()
     assert bounds.shape == indices.shape == (*case.of.batch, case.of.n, k)
     assert bounds.dtype == _numerics.fast_dtype(case.of.dtype) and indices.dtype == torch.int64
@@ -75,7 +76,7 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
     known = min(k, int(proper.sum()))
     assert proper[indices[..., :known]].all() and not proper[indices[..., known:]].any(), "no points come last"
 
-    true = ops.nearest(xs, ys, m, impl="reference")[0].cpu()[..., :known].to(bounds.dtype)
+    true = operators.nearest(ChordPairs(xs, ys), m, impl="reference")[0].cpu()[..., :known].to(bounds.dtype)
     slack = (1e-9 if case.of.dtype == torch.float64 else 1e-4) * float(true[..., -1].abs().max())
     torch.testing.assert_close(bounds[..., :known], true, rtol=1e-4, atol=slack)
 
@@ -90,4 +91,4 @@ def _distances(xs: list, ys: list) -> Tensor:
     """(..., N, M) squares of the stored numbers, in float64, on the CPU."""
     sides = cases.widened((xs, ys))
     with torch.no_grad():
-        return ops.sqdist(*sides, squared=True, resolve=False, impl="reference")[0].cpu()
+        return operators.sqdist(ChordPairs(*sides), squared=True, resolve=False, impl="reference")[0].cpu()

@@ -48,26 +48,29 @@ class Chord(NamedTuple):
     kappa: Tensor
 
 
-def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], list[int], list[bool]]:
-    """Chords of both sets as (tensors, time_dims, weighted); tensors x, y, kappa and any weights, part by part."""
-    tensors, time_dims, weighted = [], [], []
+def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], str]:
+    """Chords of both sets as tensors x, y, kappa and any weights, part by part, and how to read them.
+
+    That is a word for each part, its time coordinates and "w" where it has weights: "0w 1" is a ball and a hyperboloid.
+    """
+    tensors, layout = [], []
     for a, b in zip(xs, ys, strict=True):
         kappa = a.kappa if isinstance(a.kappa, Tensor) else torch.tensor(a.kappa, dtype=torch.float64, device="cpu")
         tensors += [a.features, b.features, kappa]
         if a.weight is not None:
             tensors += [a.weight, b.weight]
-        time_dims.append(a.time_dims)
-        weighted.append(a.weight is not None)
-    return tensors, time_dims, weighted
+        layout.append(f"{a.time_dims}{'' if a.weight is None else 'w'}")
+    return tensors, " ".join(layout)
 
 
-def unpack(tensors: Sequence[Tensor], time_dims: Sequence[int], weighted: Sequence[bool]) -> list[Part]:
+def unpack(tensors: Sequence[Tensor], layout: str) -> list[Part]:
     """The inverse of :func:`pack`."""
     parts, at = [], 0
-    for time, has_weight in zip(time_dims, weighted, strict=True):
-        size = 5 if has_weight else 3
+    for word in layout.split():
+        size = 5 if word.endswith("w") else 3
         x, y, kappa, *weights = tensors[at : at + size]
-        parts.append(Part(x, y, kappa, *(weights or (None, None)), time))
+        wx, wy = weights or (None, None)
+        parts.append(Part(x, y, kappa, wx, wy, int(word.removesuffix("w"))))
         at += size
     return parts
 

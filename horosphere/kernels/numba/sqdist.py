@@ -23,7 +23,7 @@ from horosphere.kernels.tiled.tiles import tile_size, tiles
 OUT_OF_RANGE = "curvatures have several signs, or squares leave the range of float32"
 
 
-def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool) -> tuple[Tensor, Tensor]:
+def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool, same: bool) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.tiled.sqdist.sqdist, for one part in float32 on a CPU.
 
     Curvatures of several signs, or squares that leave the range of float32, are worked in tiles, or a ValueError where
@@ -35,24 +35,24 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool) ->
         if strict:
             raise ValueError(f"impl='numba' cannot serve this call: {OUT_OF_RANGE}; use impl='auto'")
         left_to_tiles("sqdist", OUT_OF_RANGE)
-        return tiled_sqdist(parts, squared, resolve)
+        return tiled_sqdist(parts, squared, resolve, same)
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=torch.float32, device=one.a.device))
-    return result, _fill(one, result.view(batch.numel(), n, m), squared, resolve)
+    return result, _fill(one, result.view(batch.numel(), n, m), squared, resolve, same)
 
 
-def _fill(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
+def _fill(a: Augmented, out: Tensor, squared: bool, resolve: bool, same: bool) -> Tensor:
     """Distances, or their squares, into out (B, N, M); flat indices (P,) of the unresolved pairs where ``resolve``.
 
     By the rule of the reference, pair by pair. No product of a and b may overflow, nor its square.
     """
-    from horosphere.kernels.numba.sqdist_loops import tile
+    from horosphere.kernels.numba.sqdist_loops import mirror, tile
 
     entries, n, m = out.shape
     weights = torch.ones_like(a.n) if a.wy is None else a.wy
     arrays = [t.contiguous().numpy() for t in (a.a, a.b.mT, a.p, a.q, a.n, weights, a.factor.view(-1))]
     result, size = out.numpy(), tile_size(out.device)
-    parts = list(tiles(entries, n, m, size, 1, alike=True))
+    parts = list(tiles(entries, n, m, size, 1, alike=True, upper=same))
 
     def work(some: Sequence[tuple[slice, slice, slice]]) -> list[Tensor]:
         found, picked = torch.empty(size if resolve else 0, dtype=torch.int64, device="cpu"), []
@@ -60,6 +60,8 @@ def _fill(a: Augmented, out: Tensor, squared: bool, resolve: bool) -> Tensor:
             corner, end = tuple(s.start for s in cut), tuple(s.stop for s in cut)
             count = tile(*arrays, a.signs[0], corner, end, squared, resolve, result, found.numpy())
             picked.append(found[:count].clone())
+            if same:
+                mirror(corner, end, result)
         return picked
 
     threads = min(torch.get_num_threads(), len(parts))

@@ -17,6 +17,8 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (np.float32(c) for c in _numerics.
 _A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7 = (np.float32(c) for c in _numerics.ASIN_FIT)
 _ZERO, _HALF, _ONE, _TWO = (np.float32(c) for c in (0, 0.5, 1, 2))
 _LOG2, _PI = np.float32(math.log(2)), np.float32(math.pi)
+# Rows and columns of a block that is mirrored: its lines fit the first cache.
+_BLOCK = 16
 # The bits of 1/sqrt 2: numbers from there to sqrt 2 have the exponent 0 after it is subtracted.
 _ROOT_HALF = np.int32(np.float32(math.sqrt(0.5)).view(np.int32))
 _MANTISSA = np.int32(23)
@@ -134,3 +136,15 @@ def tile(a, b, p, q, norms, w, factor, sign, corner, end, squared, resolve, out,
                 for j in range(columns):
                     row[j] *= row[j]
     return count
+
+
+@_jit
+def mirror(corner, end, out):
+    """What a tile has above the diagonal of out (B, N, N) copied below it, in blocks that stay in the first cache."""
+    for e in range(corner[0], end[0]):
+        for first in range(corner[2], end[2], _BLOCK):
+            for top in range(corner[1], end[1], _BLOCK):
+                last = min(top + _BLOCK, end[1])
+                for j in range(first, min(first + _BLOCK, end[2])):
+                    for i in range(top, min(last, j)):
+                        out[e, j, i] = out[e, i, j]

@@ -22,7 +22,7 @@ PAIRS = 2**16
 
 
 def attention(xs: Sequence, ys: Sequence, inputs: Inputs, resolve: bool) -> tuple[Tensor, Tensor]:
-    """(out (..., N, Dv), lse (..., N)); arguments as in :func:`horosphere.kernels.attention_ops.attention`."""
+    """(out (..., N, Dv), lse (..., N)); arguments as in :func:`horosphere.kernels.operators.attention`."""
     shift = _of_matrix(inputs.eps, xs[0].features) if inputs.weight == "inverse" else 0.0
     return averaged(squared_distances(xs, ys, shift, resolve), inputs)
 

@@ -11,17 +11,19 @@ from horosphere.kernels.chord import arcs
 from horosphere.kernels.chord.augment import Augmented, augment, tile_product
 from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
 from horosphere.kernels.tiled.huge_pages import prefer_large
-from horosphere.kernels.tiled.tiles import group_width, tile_size, tiles
+from horosphere.kernels.tiled.tiles import group_width, mirror_, tile_size, tiles
 from horosphere.kernels.tiled.unresolved import Search
 
 
-def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
+def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, same: bool = False) -> tuple[Tensor, Tensor]:
     """Distances (..., N, M), or their squares, and the pairs that the product form does not resolve.
+
+    ``same``: both sides are one set; half of the matrix is worked, the other half is its mirror image.
 
     Returns:
         the matrix, in the products' type;
         flat indices (P,) into it where ``resolve``; else empty. Their entries hold nothing of use: the caller replaces
-        them. The pairs are at least those of the reference's rule.
+        them. The pairs are at least those of the reference's rule; of one set those on and above the diagonal.
     """
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
@@ -34,7 +36,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     padded = m + -m % width
     buffers = torch.empty(len(made) + 2, min(size, max(1, out.shape[0] * n * padded)), dtype=dtype, device=device)
     search = Search(made, n, m, width, wide, size) if resolve else None
-    for e, i, j in tiles(out.shape[0], n, padded, size, width, all_alike(made)):
+    for e, i, j in tiles(out.shape[0], n, padded, size, width, all_alike(made), same):
         # where pairs are looked for, the weights of columns are multiplied in afterwards
         ts = [tile_product(a.a[e, i], (a.plain_b if resolve else a.b)[e, j], buffers[k]) for k, a in enumerate(made)]
         log = resolve and search.look(ts, e, i, j)
@@ -43,6 +45,8 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
             _finish_one(made[0], ts[0], e, squared, wide[0], log, resolve, buffers[-1], tile)
         else:
             _finish_sum(made, ts, e, squared, wide, buffers, tile)
+        if same and j.stop >= m:
+            mirror_(out[e], i)
     picked = search.result(device) if resolve else torch.empty(0, dtype=torch.int64, device=device)
     return result, picked
 
