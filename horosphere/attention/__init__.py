@@ -3,39 +3,43 @@
 from horosphere.attention.block import TransformerBlock
 from horosphere.attention.caches import AttentionCache, DenseCache, TokenCache
 from horosphere.attention.connection import PairRotation, curvature, torsion, transport
-from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask
 from horosphere.attention.flex import FlexInputs, flex_inputs
 from horosphere.attention.functional import attention_weights, geodesic_attention
-from horosphere.attention.landmarks import (
-    Landmarks,
-    LandmarkState,
-    empty_landmarks,
-    landmark_attention,
-    landmark_step,
-)
 from horosphere.attention.merge import merge
 from horosphere.attention.metric_attention import metric_attention
 from horosphere.attention.multihead import GeodesicAttention
 from horosphere.attention.nystrom import NystromAttention, choose_landmarks, nystrom_attention
-from horosphere.attention.points import into_manifold
-from horosphere.attention.summaries import (
+from horosphere.attention.patterns import (
+    Heads,
+    Landmarks,
+    LandmarkState,
+    Pattern,
     Summaries,
     SummaryState,
+    empty_landmarks,
     empty_summaries,
+    fixed_pattern_attention,
+    fixed_pattern_mask,
+    landmark_attention,
+    landmark_step,
     move_centroids,
+    register_pattern,
     summary_attention,
     summary_step,
 )
+from horosphere.attention.points import into_manifold
 
 __all__ = [
     "AttentionCache",
     "DenseCache",
     "FlexInputs",
     "GeodesicAttention",
+    "Heads",
     "LandmarkState",
     "Landmarks",
     "NystromAttention",
     "PairRotation",
+    "Pattern",
     "Summaries",
     "SummaryState",
     "TokenCache",
@@ -56,6 +60,7 @@ __all__ = [
     "metric_attention",
     "move_centroids",
     "nystrom_attention",
+    "register_pattern",
     "summary_attention",
     "summary_step",
     "torsion",

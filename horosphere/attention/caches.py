@@ -127,10 +127,33 @@ class TokenCache(torch.nn.Module):
         """Append L tokens, then attend: see :class:`AttentionCache`."""
         self.check(query, key, value, key_mask, owner)
         resolve(manifold)
-        options = {"enable_gqa": enable_gqa, "eps": eps, "power": power, "weight": weight, "precision": precision}
         # before anything is held
-        checked(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, batched_curvature=False, **options)
-        out = self.answer(query, key, value, manifold, key_mask=key_mask, **options)
+        checked(
+            query,
+            key,
+            value,
+            attn_mask=None,
+            dropout_p=0.0,
+            is_causal=False,
+            enable_gqa=enable_gqa,
+            eps=eps,
+            power=power,
+            weight=weight,
+            precision=precision,
+            batched_curvature=False,
+        )
+        out = self.answer(
+            query,
+            key,
+            value,
+            manifold,
+            key_mask=key_mask,
+            enable_gqa=enable_gqa,
+            eps=eps,
+            power=power,
+            weight=weight,
+            precision=precision,
+        )
         self._remember(key, value, owner)
         return out
 
@@ -142,7 +165,11 @@ class TokenCache(torch.nn.Module):
         manifold: geoopt.Manifold,
         *,
         key_mask: Tensor | None,
-        **options: Any,
+        enable_gqa: bool,
+        eps: float | Tensor,
+        power: float | Tensor,
+        weight: str,
+        precision: str,
     ) -> Tensor:
         """Hold L new tokens and attend to them and to all before: the hook of a subclass.
 
@@ -150,10 +177,11 @@ class TokenCache(torch.nn.Module):
         wrong is to be refused before anything is held.
 
         Args:
-            query: (B, H, L, D). key: (B, H', L, D). value: (B, H', L, Dv), with H' a divisor of H:
-                ``options["enable_gqa"]`` says that it is another number, and :func:`each_head` repeats heads.
+            query: (B, H, L, D). key: (B, H', L, D). value: (B, H', L, Dv), with H' a divisor of H: ``enable_gqa`` says
+                that it is another number, and :func:`each_head` repeats heads.
             key_mask: (B, L) bool of the new tokens, True = takes part, or None.
-            options: enable_gqa, eps, power, weight and precision, as :func:`geodesic_attention` takes them.
+            enable_gqa, eps, power, weight, precision: as :func:`geodesic_attention` takes them; a subclass that has no
+                use for some takes them as ``**others``.
 
         Returns:
             (B, H, L, Dv).

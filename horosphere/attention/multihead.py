@@ -14,7 +14,7 @@ from horosphere.attention.caches import AttentionCache, DenseCache
 from horosphere.attention.calibration import squared_distance_sums
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
-from horosphere.attention.patterns import make_scheme
+from horosphere.attention.patterns import Heads, make_pattern
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
@@ -55,15 +55,16 @@ class GeodesicAttention(nn.Module):
         pattern: which keys a query sees, and how: "dense", all; "fixed", O(log N) of them
             (:func:`horosphere.attention.fixed_pattern_attention`); "landmark", all through learned anchors of every
             head (:func:`landmark_attention`); "summary", all through running summaries, causal only
-            (:func:`summary_attention`). Other patterns than "dense" take no attn_mask, no dropout and no other weight,
-            and repeat the keys and values of grouped queries.
-        n_max: of "fixed", the longest sequence there will be; must be given. landmarks: how many, 64 unless given.
-            slots, chunk: of "summary", 64 unless given.
+            (:func:`summary_attention`); or one of your own (:func:`register_pattern`). Other patterns than "dense" take
+            no attn_mask, no dropout and no other weight, and repeat the keys and values of grouped queries.
+        sizes: of the pattern. n_max: of "fixed", the longest sequence there will be; must be given. landmarks: how
+            many, 64 unless given. slots, chunk: of "summary", 64 unless given.
 
     Shapes: tokens (B, N, E) or unbatched (N, E).
 
     Raises:
-        ValueError: sizes that do not divide, an unknown pattern, a product whose sizes do not fit a head.
+        ValueError: sizes that do not divide, an unknown pattern, a size that it does not have, a product whose sizes do
+            not fit a head.
 
     Sources: Vaswani et al. (2017), Attention is all you need; Su et al. (2021), RoFormer; Ainslie et al. (2023), GQA.
     """
@@ -99,12 +100,9 @@ class GeodesicAttention(nn.Module):
         max_radius: float = points.MAX_RADIUS,
         rotary: float | None = None,
         pattern: str = "dense",
-        n_max: int | None = None,
-        landmarks: int | None = None,
-        slots: int | None = None,
-        chunk: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **sizes: int | None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -136,8 +134,7 @@ class GeodesicAttention(nn.Module):
             raise ValueError(f"rotary positions turn pairs of coordinates: the factors of a head have sizes {sizes}")
 
         made = {"device": device, "dtype": dtype}
-        sizes = {"n_max": n_max, "landmarks": landmarks, "slots": slots, "chunk": chunk}
-        self.scheme = make_scheme(pattern, sizes, manifold, size, num_heads, **made)
+        self.scheme = make_pattern(pattern, Heads(manifold, size, num_heads, device, dtype), **sizes)
         kv_dim = num_kv_heads * self.head_dim
         packed = kv_dim == self.kdim == self.vdim == embed_dim
         shapes = {

@@ -1,6 +1,6 @@
 """What a model remembers: compressed key and value caches, and a pool of prototypes that grows with surprise."""
 
-from horosphere.attention.stream_caches import SummaryCache
+from horosphere.attention.patterns import SummaryCache
 from horosphere.memory.caches import CompressedCache
 from horosphere.memory.compression import HyperbolicCompressor
 from horosphere.memory.genesis import DynamicMemory, Written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from horosphere.attention.summaries import move_centroids
+from horosphere.attention.patterns import move_centroids
 from horosphere.manifolds.pairwise import knn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from horosphere._points import as_points
 from horosphere.attention.functional import geodesic_attention
-from horosphere.attention.summaries import move_centroids
+from horosphere.attention.patterns import move_centroids
 from horosphere.manifolds import PoincareBall
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.hooks import origin

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from horosphere.attention.caches import AttentionCache
 from horosphere.attention.multihead import GeodesicAttention
-from horosphere.attention.patterns import PATTERNS
+from horosphere.attention.patterns import sizes_of
 from horosphere.models._io import load_model, save_model
 from horosphere.models._tokens import LEFT_OUT, check_tokens, continued, real_tokens, scored_labels, token_losses
 from horosphere.models.georesolver_block import GeoResolverBlock
@@ -78,8 +78,7 @@ class GeoResolverConfig:
                 f"memory_top_k = {self.memory_top_k} prototypes cannot answer where memory_capacity = "
                 f"{self.memory_capacity}"
             )
-        if self.pattern not in PATTERNS:
-            raise ValueError(f"pattern must be one of {PATTERNS}; got {self.pattern!r}")
+        sizes_of(self.pattern)  # ValueError where it is unknown
         if self.dim % self.heads or self.dim // self.heads % 2:
             raise ValueError(f"dim must be an even multiple of heads; got {self.dim} and {self.heads}")
 
@@ -111,12 +110,13 @@ class GeoResolverLM(nn.Module):
     def __init__(self, config: GeoResolverConfig):
         super().__init__()
         self.config = config
-        sizes = {
-            "dense": {},
-            "fixed": {"n_max": config.max_length},
-            "landmark": {"landmarks": config.landmarks},
-            "summary": {"slots": config.slots, "chunk": config.chunk},
-        }[config.pattern]
+        known = {
+            "n_max": config.max_length,
+            "landmarks": config.landmarks,
+            "slots": config.slots,
+            "chunk": config.chunk,
+        }
+        sizes = {name: known.get(name) for name in sizes_of(config.pattern)}
         memory = None
         if config.memory_capacity:
             memory = {

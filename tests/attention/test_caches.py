@@ -8,8 +8,8 @@ import torch
 
 import horosphere as hs
 from horosphere.attention import AttentionCache, DenseCache, GeodesicAttention, TransformerBlock
-from horosphere.attention.patterns import FixedCache
-from horosphere.attention.stream_caches import LandmarkCache
+from horosphere.attention.patterns.fixed import FixedCache
+from horosphere.attention.patterns.landmark import LandmarkCache
 
 F64 = torch.float64
 

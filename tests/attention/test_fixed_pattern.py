@@ -8,7 +8,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import horosphere as hs
-from horosphere.attention.fixed_pattern import fixed_pattern_attention, fixed_pattern_mask, pattern_of
+from horosphere.attention.patterns.fixed import fixed_pattern_attention, fixed_pattern_mask, pattern_of
 from horosphere.kernels import pattern as sums
 from tests.attention.spaces import SPACES, f64, of_head, tokens, weight
 
@@ -39,7 +39,7 @@ def naive(query, key, value, manifold, sees, eps=1e-3, power=1.0, mask=None):
 def form(request, monkeypatch):
     """Both forms at sizes where only one would be taken, the first in several blocks of rows."""
     few = 0 if request.param == "sums" else 10**9
-    monkeypatch.setattr("horosphere.attention.fixed_pattern.FEW_PAIRS", few)
+    monkeypatch.setattr("horosphere.attention.patterns.fixed.FEW_PAIRS", few)
     return request.param
 
 
@@ -189,9 +189,9 @@ def test_several_blocks_give_the_same(name, form, monkeypatch):
     given = [t.requires_grad_() for t in tokens(manifold, 45, batch=(1, 2))]
     whole = fixed_pattern_attention(*given, manifold, is_causal=True)
     right = torch.autograd.grad(whole.pow(2).sum(), given)
-    monkeypatch.setattr("horosphere.attention.fixed_pattern.BLOCK_PAIRS", 700)
-    monkeypatch.setattr("horosphere.attention.fixed_pattern.BLOCK_NUMBERS", 2800)
-    monkeypatch.setattr("horosphere.attention.fixed_pattern.LARGEST_BLOCKS", 100)
+    monkeypatch.setattr("horosphere.attention.patterns.fixed.BLOCK_PAIRS", 700)
+    monkeypatch.setattr("horosphere.attention.patterns.fixed.BLOCK_NUMBERS", 2800)
+    monkeypatch.setattr("horosphere.attention.patterns.fixed.LARGEST_BLOCKS", 100)
     monkeypatch.setattr("horosphere.kernels.pattern.CACHED", 20)
     out = fixed_pattern_attention(*given, manifold, is_causal=True)
     torch.testing.assert_close(out, whole)

@@ -8,8 +8,8 @@ import torch
 from torch.autograd import gradcheck
 
 import horosphere as hs
-from horosphere.attention.landmarks import Landmarks, empty_landmarks, landmark_attention, landmark_step
 from horosphere.attention.nystrom import METHODS, choose_landmarks, nystrom_attention
+from horosphere.attention.patterns import Landmarks, empty_landmarks, landmark_attention, landmark_step
 from tests.attention.spaces import SPACES, crowd, f64, of_head, tokens, weight
 
 
@@ -47,8 +47,8 @@ def anchors_on(manifold, *shape):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("horosphere.attention.landmarks.BLOCK", 8)
-    monkeypatch.setattr("horosphere.attention.landmarks.PIECE", 3)
+    monkeypatch.setattr("horosphere.attention.patterns.landmark.BLOCK", 8)
+    monkeypatch.setattr("horosphere.attention.patterns.landmark.PIECE", 3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -140,7 +140,7 @@ def test_weights_worked_again_in_the_backward_pass(causal, monkeypatch, small_pi
     anchors = anchors_on(manifold, 3).requires_grad_()
     whole = landmark_attention(*given, anchors, manifold, is_causal=causal)
     right = torch.autograd.grad(whole.pow(2).sum(), (*given, anchors))
-    monkeypatch.setattr("horosphere.attention.landmarks.KEPT_WEIGHTS", 0)
+    monkeypatch.setattr("horosphere.attention.patterns.landmark.KEPT_WEIGHTS", 0)
     out = landmark_attention(*given, anchors, manifold, is_causal=causal)
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(torch.autograd.grad(out.pow(2).sum(), (*given, anchors)), right)

@@ -8,9 +8,7 @@ import torch
 
 import horosphere as hs
 from horosphere.attention import AttentionCache, GeodesicAttention, TransformerBlock
-from horosphere.attention.fixed_pattern import fixed_pattern_attention
-from horosphere.attention.landmarks import landmark_attention
-from horosphere.attention.summaries import summary_attention
+from horosphere.attention.patterns import fixed_pattern_attention, landmark_attention, summary_attention
 
 F64 = torch.float64
 SIZES = {"fixed": {"n_max": 20}, "landmark": {"landmarks": 5}, "summary": {"slots": 3, "chunk": 4}}

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 import horosphere as hs
-from horosphere.attention.summaries import (
+from horosphere.attention.patterns.summary import (
     Summaries,
     empty_summaries,
     move_centroids,
@@ -187,7 +187,7 @@ def test_weights_worked_again_in_the_backward_pass(monkeypatch):
     given = [t.requires_grad_() for t in tokens(manifold, 24)]
     whole = summary_attention(*given, manifold, slots=4, chunk=4)
     right = torch.autograd.grad(whole.pow(2).sum(), given)
-    monkeypatch.setattr("horosphere.attention.summaries.KEPT_WEIGHTS", 100)
+    monkeypatch.setattr("horosphere.attention.patterns.summary.KEPT_WEIGHTS", 100)
     out = summary_attention(*given, manifold, slots=4, chunk=4)
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(torch.autograd.grad(out.pow(2).sum(), given), right)

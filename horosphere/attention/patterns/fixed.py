@@ -11,7 +11,7 @@ would see other keys than the parallel form.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
 from horosphere._numerics import without_autocast
+from horosphere.attention.caches import StoringCache, each_head
 from horosphere.attention.inverse import (
     ARC_SLOPE,
     by_head,
@@ -27,9 +28,11 @@ from horosphere.attention.inverse import (
     row_weights,
     safe_divide,
 )
+from horosphere.attention.patterns.base import Heads, Pattern, register_pattern
 from horosphere.kernels import pattern as sums
 from horosphere.kernels.chord.product_form import arc2, left, right, size
-from horosphere.kernels.pattern import Pattern, keys_of
+from horosphere.kernels.pattern import Pattern as Keys
+from horosphere.kernels.pattern import keys_of
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
@@ -49,7 +52,7 @@ BLOCK_NUMBERS = 2**20
 
 def pattern_of(
     n_max: int, *, window: int | None = None, global_keys: int | None = None, is_causal: bool = False
-) -> Pattern:
+) -> Keys:
     """The pattern for at most n_max tokens; window w >= 0 and global_keys g >= 0 default to ceil(log2 n_max).
 
     Raises ValueError for a number out of range.
@@ -64,7 +67,7 @@ def pattern_of(
     dyadic = [2**k for k in range((n_max - 1).bit_length()) if w < 2**k < n_max]
     shifts = [-o for o in reversed(dyadic)] + ([] if is_causal else dyadic)
     positions = sorted({t * n_max // g for t in range(g)}) if g else []
-    return Pattern((-w, 0 if is_causal else w), tuple(shifts), tuple(positions), is_causal)
+    return Keys((-w, 0 if is_causal else w), tuple(shifts), tuple(positions), is_causal)
 
 
 def fixed_pattern_mask(
@@ -150,7 +153,7 @@ def _fitting(
     global_keys: int | None,
     is_causal: bool,
     offset: int,
-) -> Pattern:
+) -> Keys:
     n_max = max(1, keys) if n_max is None else n_max
     if offset < 0 or max(keys, offset + rows) > n_max:
         raise ValueError(
@@ -219,7 +222,7 @@ def _summed(query, keys: _Keys, value, mask, manifold, pattern, start, eps, powe
     return safe_divide(out.view(*batch, *out.shape[-2:]), w.sum(-1, keepdim=True))
 
 
-def _squared_distances(xs, keys: _Keys, pattern: Pattern, start: int, at: Tensor, valid: Tensor, eps) -> Tensor:
+def _squared_distances(xs, keys: _Keys, pattern: Keys, start: int, at: Tensor, valid: Tensor, eps) -> Tensor:
     """d^2 (..., N, S) of rows to the keys of the pattern; any number where there is none."""
     batch = xs[0].features.shape[:-2]
     total = bound = None
@@ -258,3 +261,45 @@ def _unresolved(xs, keys: _Keys, shifted: Tensor, at: Tensor, valid: Tensor, row
     there = valid[row] if valid.dim() == 2 else valid.reshape(-1, columns)[rows]
     which, column = ((shifted.reshape(-1, columns)[rows] < bound) & there).nonzero(as_tuple=True)
     return rows[which] * columns + column, rows[which] * m + at[row[which], column]
+
+
+@register_pattern
+class FixedPattern(Pattern):
+    """:func:`fixed_pattern_attention` for sequences of at most n_max tokens."""
+
+    name = "fixed"
+    sizes: ClassVar[dict[str, int | None]] = {"n_max": None}
+
+    def __init__(self, heads: Heads, n_max: int):
+        super().__init__(heads)
+        if n_max < 1:
+            raise ValueError(f'pattern="fixed" needs n_max, the longest sequence there will be, got {n_max}')
+        self.n_max = n_max
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
+        return fixed_pattern_attention(query, key, value, manifold, n_max=self.n_max, **options)
+
+    def new_cache(self) -> FixedCache:
+        return FixedCache(self.n_max)
+
+    def extra_repr(self) -> str:
+        return f"n_max={self.n_max}"
+
+
+class FixedCache(StoringCache):
+    """Every token is kept, a query sees those of its pattern; keys and values of grouped queries are kept repeated."""
+
+    patterns = ("fixed",)
+
+    def __init__(self, n_max: int):
+        super().__init__()
+        self.n_max = n_max
+
+    def answer(self, query, key, value, manifold, *, key_mask, eps, power, **others):
+        if self.seen + key.shape[2] > self.n_max:
+            raise ValueError(f"{self.seen} tokens are held and {key.shape[2]} more do not fit n_max={self.n_max}")
+        offset = self.seen
+        keys, values, held = self._held_with(*each_head(query, key, value), key_mask)
+        held = None if held is None else held[:, None, :]
+        options = {"eps": eps, "power": power, "key_mask": held, "is_causal": True, "offset": offset}
+        return fixed_pattern_attention(query, keys, values, manifold, n_max=self.n_max, **options)

@@ -12,7 +12,7 @@ The mass mu makes the weights of a query sum to 1; the source leaves it out.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from horosphere.attention.inverse import (
     with_ones,
 )
 from horosphere.attention.nystrom import choose_landmarks
+from horosphere.attention.patterns.base import Heads, Pattern, register_pattern
+from horosphere.attention.stream_cache import StreamCache
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.hooks import random_points
 from horosphere.manifolds.parameter import ManifoldParameter
@@ -283,3 +285,50 @@ def _causal_block(held, query, key, value, mask, anchors, manifold, eps, power) 
     both = (w @ by.mT).tril() @ rows + w @ sums[..., :-1, :, :]
     out = safe_divide(both[..., :-1], both[..., -1:]).flatten(-3, -2)
     return out[..., :n, :], sums[..., -1, :, :]
+
+
+@register_pattern
+class LandmarkPattern(Pattern):
+    """:func:`landmark_attention` through learned anchors (H, m, D)."""
+
+    name = "landmark"
+    sizes: ClassVar[dict[str, int | None]] = {"landmarks": 64}
+
+    def __init__(self, heads: Heads, landmarks: int):
+        super().__init__(heads)
+        self.landmarks = Landmarks(
+            heads.manifold, landmarks, heads.size, heads=heads.count, device=heads.device, dtype=heads.dtype
+        )
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, **options) -> Tensor:
+        return self.landmarks(query, key, value, **options)
+
+    def new_cache(self) -> LandmarkCache:
+        return LandmarkCache(self.landmarks.anchors)
+
+
+class LandmarkCache(StreamCache):
+    """Decoding through anchors: each holds a sum of weighted values and its mass.
+
+    Args:
+        anchors: points (m, D) or (H, m, D) of a layer; shared with it, no part of the cache's own state.
+    """
+
+    names = ("values", "mass")
+    values: Tensor
+    mass: Tensor
+    patterns = ("landmark",)
+
+    def __init__(self, anchors: Tensor):
+        super().__init__()
+        self._anchors = [anchors]  # in a list: a module would take a parameter for its own
+
+    def _start(self, key, value, manifold):
+        anchors = self._anchors[0]
+        return empty_landmarks(value, anchors.expand(*key.shape[:-2], *anchors.shape[-2:]))
+
+    def _state(self):
+        return LandmarkState(self.values, self.mass)
+
+    def _step(self, state, query, key, value, manifold, **options):
+        return landmark_step(state, query, key, value, self._anchors[0], manifold, **options)

@@ -11,13 +11,14 @@ as if every key sat at its slot's centroid. This file is the one place of the on
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from horosphere import _numerics
+from horosphere.attention.caches import check_space
 from horosphere.attention.inverse import (
     check_same_length,
     checked_key_mask,
@@ -27,6 +28,8 @@ from horosphere.attention.inverse import (
     weights_to,
     with_ones,
 )
+from horosphere.attention.patterns.base import Heads, Pattern, register_pattern
+from horosphere.attention.stream_cache import StreamCache
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.hooks import origin
 
@@ -342,3 +345,74 @@ def _read(
     w = weights_to(query, centroids, manifold, eps, power, filled).to(rows.dtype)
     both = (w @ by.mT).tril() @ rows + w @ held
     return safe_divide(both[..., :-1], both[..., -1:])
+
+
+@register_pattern
+class SummaryPattern(Pattern):
+    """:func:`summary_attention`; causal by nature."""
+
+    name = "summary"
+    sizes: ClassVar[dict[str, int | None]] = {"slots": 64, "chunk": 64}
+
+    def __init__(self, heads: Heads, slots: int, chunk: int):
+        super().__init__(heads)
+        if slots < 1 or chunk < 1:
+            raise ValueError(f"slots and chunk must be at least 1, got {slots} and {chunk}")
+        self.slots, self.chunk = slots, chunk
+        self._manifold = [heads.manifold]  # in a list: it is the layer's
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, manifold: geoopt.Manifold, *, is_causal: bool, **options
+    ) -> Tensor:
+        if not is_causal:
+            raise ValueError('pattern="summary" is a stream: a query sees earlier tokens only, pass is_causal=True')
+        return summary_attention(query, key, value, manifold, slots=self.slots, chunk=self.chunk, **options)
+
+    def new_cache(self) -> SummaryCache:
+        return SummaryCache(self._manifold[0], self.slots, self.chunk)
+
+    def extra_repr(self) -> str:
+        return f"slots={self.slots}, chunk={self.chunk}"
+
+
+class SummaryCache(StreamCache):
+    """A fixed number of summaries in place of the tokens, for a layer of this manifold: memory and time of a token do
+    not depend on how many came before.
+
+    A layer with ``pattern="summary"`` and the same sizes decodes as its parallel forward; one with ``pattern="dense"``
+    is approximated.
+
+    Args:
+        manifold: that of the layer.
+        slots, chunk: as in :func:`summary_attention`, whose output the steps add up to.
+
+    Raises:
+        ValueError: slots or chunk below 1.
+    """
+
+    names = ("centroids", "counts", "values", "pull")
+    centroids: Tensor
+    counts: Tensor
+    values: Tensor
+    pull: Tensor
+    patterns = ("summary", "dense")
+
+    def __init__(self, manifold: geoopt.Manifold, slots: int = 64, chunk: int = 64):
+        super().__init__()
+        if slots < 1 or chunk < 1:
+            raise ValueError(f"slots and chunk must be at least 1; got {slots} and {chunk}")
+        self.slots, self.chunk = slots, chunk
+        self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
+
+    def answer(self, query, key, value, manifold, **options):
+        check_space(self._manifold[0], manifold, "manifold")
+        return super().answer(query, key, value, manifold, **options)
+
+    def _start(self, key, value, manifold):
+        return empty_summaries(key, value, manifold, self.slots)
+
+    def _state(self):
+        return SummaryState(self.centroids, self.counts, self.values, self.pull, self._seen)
+
+    def _step(self, state, query, key, value, manifold, **options):
+        return summary_step(state, query, key, value, manifold, chunk=self.chunk, **options)
