@@ -115,7 +115,7 @@ def cfunc(signature: Any) -> Callable[[Callable[..., Any]], CFunc]:
     def decorate(function: Callable[..., Any]) -> CFunc:
         options = {"error_model": "numpy", "fastmath": set(FAST)}
         made = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
-        made._cache = _cache_of(function)
+        made._cache = _cache_of(function)  # type: ignore[attr-defined]  # numba's stub leaves it out
         made.compile()
         return made
 

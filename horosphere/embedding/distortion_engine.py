@@ -52,11 +52,13 @@ class DistortionEngine:
         self._working = working_manifold(manifold) if name == "numba" else manifold
         start = _between(points, manifold, self._working)
         self._curvature_steps = CurvatureSteps(self._working) if schedule.learn_curvature else None
-        learned = () if self._curvature_steps is None else (curvatures(manifold), self._curvature_steps.state)
-        self.state = np.concatenate([part.ravel() for part in (start, *learned)])
-        self._table = self.state[: start.size].reshape(start.shape)
-        if learned:
-            self._kappas, steps = np.split(self.state[start.size :], [len(learned[0])])
+        parts = [start]
+        if self._curvature_steps is not None:
+            parts += curvatures(manifold), self._curvature_steps.state
+        self.state = np.concatenate([part.ravel() for part in parts])
+        self._table: np.ndarray = self.state[: start.size].reshape(start.shape)
+        if self._curvature_steps is not None:
+            self._kappas, steps = np.split(self.state[start.size :], [parts[1].size])
             self._curvature_steps.state = steps.reshape(2, -1)
 
     @property

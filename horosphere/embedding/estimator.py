@@ -438,7 +438,7 @@ class GraphEmbedding(BaseEstimator):
 
 
 # What signatures and completions show is the constructor, not the check of its names.
-GraphEmbedding.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+GraphEmbedding.__signature__ = inspect.Signature(
     list(inspect.signature(GraphEmbedding.__init__).parameters.values())[1:]
 )
 

@@ -116,7 +116,7 @@ def _scaled_gram(distances: np.ndarray, kappa: float) -> tuple[np.ndarray, np.nd
     sum_j w_j cosh d_ij / sqrt(sum_ij w_i w_j cosh d_ij), and so needs no points.
     """
     distances = np.asarray(distances, dtype=np.float64)
-    if not (isinstance(kappa, int | float) and kappa < 0):
+    if not _negative(kappa):
         raise ValueError(f"kappa must be a number < 0, the curvature of hyperbolic space, got {kappa!r}")
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
         raise ValueError(f"distances must be a square matrix, got shape {distances.shape}")
@@ -132,6 +132,10 @@ def _scaled_gram(distances: np.ndarray, kappa: float) -> tuple[np.ndarray, np.nd
         sums = logsumexp(logs - log_scale, axis=1)
         log_scale = sums - logsumexp(sums - log_scale) / 2
     return log_scale, np.exp(logs - log_scale - log_scale[:, None])
+
+
+def _negative(value: object) -> bool:
+    return isinstance(value, int | float) and value < 0
 
 
 def _log_cosh(x: np.ndarray) -> np.ndarray:

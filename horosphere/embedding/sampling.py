@@ -41,14 +41,14 @@ class NegativeSampler:
         own = np.arange(n_nodes, dtype=np.int64)
         excluded = np.unique(np.concatenate([edges[:, 0] * n_nodes + edges[:, 1], own * n_nodes + own]))
         source, node = np.divmod(excluded, n_nodes)
-        self._ends = None if mass is None else np.cumsum(mass.astype(np.int64))
+        self._ends = ends = None if mass is None else np.cumsum(mass.astype(np.int64))
         node_mass = np.ones(len(node), dtype=np.int64) if mass is None else mass[node].astype(np.int64)
-        self._total = n_nodes if mass is None else int(self._ends[-1])
+        self._total = n_nodes if ends is None else int(ends[-1])
         start = np.searchsorted(source, own)
         # Excluded mass before each excluded node of its source, and where that node is cut out of the line.
         self._before = np.concatenate([[0], np.cumsum(node_mass)])
         before_in_row = self._before[:-1] - self._before[start][source]
-        position = node if mass is None else self._ends[node] - node_mass
+        position = node if ends is None else ends[node] - node_mass
         self._cuts = source * (self._total + 1) + position - before_in_row
         self._start = start
         self.remaining = self._total - np.add.reduceat(node_mass, start) if n_nodes else np.zeros(0, np.int64)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,6 +45,29 @@ class EpochInfo:
     learning_rate: float
     embedding: np.ndarray
     nodes: list
+
+
+class Engine(Protocol):
+    """What trains: points of a manifold, an epoch at a time.
+
+    Attributes:
+        state: everything that changes.
+    """
+
+    state: np.ndarray
+
+    @property
+    def manifold(self) -> Any:
+        """Of the points, with the curvatures as they are now."""
+        ...
+
+    def points(self) -> np.ndarray:
+        """(n_nodes, D) float64, the points now."""
+        ...
+
+    def run(self, epoch: int) -> float:
+        """Train one epoch; the loss of its pairs on the way."""
+        ...
 
 
 class DivergenceError(ValueError):
@@ -159,6 +182,7 @@ def train(
         DivergenceError: the loss or a point is not finite after an epoch. It holds the points of the epoch before, and
             so does the checkpoint.
     """
+    work: Engine
     if isinstance(schedule, DistortionSchedule):
         if lengths is None:
             raise ValueError("a DistortionSchedule goes with lengths")
@@ -181,7 +205,7 @@ def train(
     return points, losses, work.manifold
 
 
-def _epochs(work, share: float, schedule, nodes: list, callbacks, checkpoint: Checkpoint | None):
+def _epochs(work: Engine, share: float, schedule, nodes: list, callbacks, checkpoint: Checkpoint | None):
     losses: list[float] = []
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         work.state[...], losses = saved

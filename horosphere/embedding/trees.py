@@ -88,13 +88,14 @@ class TreeEmbedding:
     def scores(self) -> DistortionScores:
         """Distortion and mean average precision at the full precision, over all pairs; no factor is taken out."""
         lengths, n = Lengths(self.graph, "shortest_path"), len(self.nodes)
-        neighbours = [set() for _ in range(n)]
+        neighbours: list[set[int]] = [set() for _ in range(n)]
         for u, v in self.graph.edges.tolist():
             neighbours[u].add(v)
             neighbours[v].add(u)
         total, least, greatest, precisions = 0.0, np.inf, 0.0, []
         for i in range(n):
-            (got,), (wanted,) = self.distances([i]), lengths.rows(np.asarray([i]))
+            row = np.asarray([i])
+            (got,), (wanted,) = self.distances(row), lengths.rows(row)
             if i + 1 < n:
                 ratio = got[i + 1 :] / wanted[i + 1 :]
                 total += float(np.abs(ratio - 1).sum())
@@ -274,7 +275,8 @@ def _spanning(matrix):
     """A breadth-first tree with edges of length 1 from a middle node of each part, all hung on that of the first."""
     parts, labels = connected_components(matrix, directed=False)
     hops = scipy.sparse.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
-    pairs, middles = [], []
+    pairs: list[tuple[int, int]] = []
+    middles: list[int] = []
     for part in range(parts):
         members = np.flatnonzero(labels == part)
         middle = int(members[_centre(hops[members][:, members])[0]])

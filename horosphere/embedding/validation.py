@@ -50,7 +50,7 @@ def check_arguments(model: Any) -> None:
     loss_by_name(model.loss).check(model)
     rate = model.learning_rate
     if rate is not None:
-        if not isinstance(rate, Real) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not (math.isfinite(rate) and float(rate) > 0):
             raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
     if isinstance(model.random_state, Integral) and model.random_state < 0:
         raise ValueError(f"random_state must be >= 0, got {model.random_state}")

@@ -60,7 +60,6 @@ def register(
         raise TypeError(f"manifold must be a geoopt.Manifold such as PoincareBall(), got {type(manifold).__name__}")
     if name not in _registered and (name == "eager" or name in attentions or name in masks):
         raise ValueError(f"{name!r} is already an attention implementation: choose another name")
-    rule = {"eps": eps, "power": power, "weight": weight, "precision": precision}
 
     def attention(
         module: torch.nn.Module,
@@ -91,7 +90,10 @@ def register(
             # the mask function leaves the mask out where it would be the causal one, aligned upper left
             is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1,
             enable_gqa=query.shape[1] != key.shape[1],
-            **rule,
+            eps=eps,
+            power=power,
+            weight=weight,
+            precision=precision,
         )
         return out.transpose(1, 2).contiguous(), None
 

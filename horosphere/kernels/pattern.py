@@ -91,8 +91,9 @@ class _Dots(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x, y = ctx.saved_tensors
-        dx = gather(g, y, *ctx.where) if ctx.needs_input_grad[0] else None
-        dy = scatter(g, x, *ctx.where, y.shape[1]) if ctx.needs_input_grad[1] else None
+        pattern, start = ctx.where
+        dx = gather(g, y, pattern, start) if ctx.needs_input_grad[0] else None
+        dy = scatter(g, x, pattern, start, y.shape[1]) if ctx.needs_input_grad[1] else None
         return dx, dy, None, None
 
 
@@ -106,8 +107,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         w, y = ctx.saved_tensors
-        dw = dots(g, y, *ctx.where) if ctx.needs_input_grad[0] else None
-        dy = scatter(w, g, *ctx.where, y.shape[1]) if ctx.needs_input_grad[1] else None
+        pattern, start = ctx.where
+        dw = dots(g, y, pattern, start) if ctx.needs_input_grad[0] else None
+        dy = scatter(w, g, pattern, start, y.shape[1]) if ctx.needs_input_grad[1] else None
         return dw, dy, None, None
 
 

@@ -106,8 +106,8 @@ class CompressedCache(TokenCache):
 
     def _read(self, query: Tensor, manifold: geoopt.Manifold, options: dict) -> Tensor:
         """The newest tokens' queries over everything held."""
-        coded, recent = self.coded, self.recent_key.shape[2]
-        parts = [(self.recent_key, self.recent_value, self._mask(coded, coded + recent), query.shape[2])]
+        coded, key = self.coded, _held(self.recent_key)
+        parts = [(key, _held(self.recent_value), self._mask(coded, coded + key.shape[2]), query.shape[2])]
         for start in range(0, coded, BLOCK_ROWS):
             stop = min(coded, start + BLOCK_ROWS)
             parts.append((*self._decoded(start, stop), self._mask(start, stop), 1))
@@ -121,33 +121,32 @@ class CompressedCache(TokenCache):
 
     @torch.no_grad()
     def _code_recent(self) -> None:
-        packed = self.code.encode(self.recent_key, like=self._packed_keys())
+        key, value = _held(self.recent_key), _held(self.recent_value)
+        packed = self.code.encode(key, like=None if self.key_codes is None else self._packed_keys())
         self.low, self.high = packed.low, packed.high
         self.key_codes = _joined(self.key_codes, packed.data)
         if self.code_values:
-            self.value_codes = _joined(self.value_codes, self.code.encode_values(self.recent_value).data)
+            self.value_codes = _joined(self.value_codes, self.code.encode_values(value).data)
         else:
-            self.value_store = _joined(self.value_store, self.recent_value.detach())
-        self.recent_key, self.recent_value = self.recent_key[:, :, :0], self.recent_value[:, :, :0]
+            self.value_store = _joined(self.value_store, value.detach())
+        self.recent_key, self.recent_value = key[:, :, :0], value[:, :, :0]
 
     def _decoded(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         keys = self.code.decode(self._packed_keys(), start, stop)
         if not self.code_values:
-            return keys, self.value_store[:, :, start:stop]
-        value = self.recent_value
-        coded = Packed(self.value_codes, "values", value.shape[-1], value.dtype, self.code.signature, None, None)
+            return keys, _held(self.value_store)[:, :, start:stop]
+        codes, value = _held(self.value_codes), _held(self.recent_value)
+        coded = Packed(codes, "values", value.shape[-1], value.dtype, self.code.signature, None, None)
         return keys, self.code.decode(coded, start, stop)
 
-    def _packed_keys(self) -> Packed | None:
-        if self.key_codes is None:
-            return None
-        key = self.recent_key
-        return Packed(self.key_codes, "keys", key.shape[-1], key.dtype, self.code.signature, self.low, self.high)
+    def _packed_keys(self) -> Packed:
+        codes, key = _held(self.key_codes), _held(self.recent_key)
+        return Packed(codes, "keys", key.shape[-1], key.dtype, self.code.signature, self.low, self.high)
 
     def _hold_mask(self, key: Tensor, key_mask: Tensor | None) -> None:
-        if key_mask is None and self.mask_store is None:
-            return
         if self.mask_store is None:
+            if key_mask is None:
+                return
             self.mask_store = key_mask.new_ones(key.shape[0], self._seen)
         new = self.mask_store.new_ones(key.shape[0], key.shape[2]) if key_mask is None else key_mask
         self.mask_store = torch.cat((self.mask_store, new), 1)
@@ -157,6 +156,13 @@ class CompressedCache(TokenCache):
 
     def extra_repr(self) -> str:
         return f"{self._seen} tokens, {self.coded} of them coded, {self.code!r}"
+
+
+def _held(tensor: Tensor | None) -> Tensor:
+    """One of the cache's tensors, where tokens have come."""
+    if tensor is None:
+        raise RuntimeError("an empty cache holds no tensors")
+    return tensor
 
 
 def _joined(held: Tensor | None, new: Tensor) -> Tensor:

@@ -11,7 +11,13 @@ from scipy.special import ndtr, ndtri
 
 from horosphere import _numerics
 
-__all__ = ["normal_codebook"]
+__all__ = ["check_bits", "normal_codebook"]
+
+
+def check_bits(name: str, bits: object, most: int) -> None:
+    """ValueError where a number of bits is not a whole number from 1 to ``most``."""
+    if not isinstance(bits, int) or not 1 <= bits <= most:
+        raise ValueError(f"{name} must be a whole number from 1 to {most}; got {bits!r}")
 
 
 @lru_cache
@@ -33,8 +39,7 @@ def normal_codebook(bits: int) -> np.ndarray:
 
     Source: Max (1960), Quantizing for minimum distortion; Lloyd (1982); Panter and Dite (1951) for the start.
     """
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"bits must be a whole number from 1 to 8; got {bits!r}")
+    check_bits("bits", bits, 8)
     count = 2 ** (bits - 1)
     start = math.sqrt(3) * ndtri((np.arange(count) + count + 0.5) / (2 * count))
     found = root(_distance_to_cell_means, start, tol=_numerics.CODEBOOK_STEP)

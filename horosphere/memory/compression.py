@@ -12,7 +12,7 @@ from horosphere._points import as_points
 from horosphere.manifolds import PoincareBall
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.hooks import direction_dim, from_polar, to_polar
-from horosphere.memory.codebook import normal_codebook
+from horosphere.memory.codebook import check_bits, normal_codebook
 from horosphere.memory.packed import Packed
 from horosphere.memory.packing import BitLayout
 from horosphere.memory.polar import is_ball, polar_space
@@ -66,8 +66,7 @@ class HyperbolicCompressor:
     ):
         if scheme not in SCHEMES:
             raise ValueError(f"scheme must be one of {SCHEMES}; got {scheme!r}")
-        if not isinstance(radius_bits, int) or not 1 <= radius_bits <= 15:
-            raise ValueError(f"radius_bits must be a whole number from 1 to 15; got {radius_bits!r}")
+        check_bits("radius_bits", radius_bits, 15)
         self._levels = torch.from_numpy(normal_codebook(bits).copy())
         self.bits, self.radius_bits, self.scheme, self.seed = bits, radius_bits, scheme, seed
         self.manifold = PoincareBall(-1.0) if manifold is None else manifold
@@ -103,10 +102,10 @@ class HyperbolicCompressor:
             return self._packed("keys", codes, keys, None, None)
         if like is not None:
             self._check_own(like, ("keys",))
-            low, high = like.low, like.high
+            low, high = like.radii
         else:
-            low, high = self._range if self._range is not None else _span(radius, margin=RANGE_MARGIN)
-            low, high = (t.expand(*keys.shape[:-2], 1, 1) for t in (low, high))
+            radii = self._range if self._range is not None else _span(radius, margin=RANGE_MARGIN)
+            low, high = (t.expand(*keys.shape[:-2], 1, 1) for t in radii)
         step = (high - low).double() / (2**self.radius_bits - 1)
         steps = (radius - low) / torch.where(step > 0, step, 1.0)
         codes = torch.cat((steps.round().clamp(0, 2**self.radius_bits - 1).int(), self._direction(vector)), -1)
@@ -127,7 +126,7 @@ class HyperbolicCompressor:
             ValueError: other leading dimensions or size, or rows of another code; ``packed`` is as it was.
         """
         self._check_own(packed)
-        shape = tuple(more.shape) if isinstance(more, Tensor) else None
+        shape = _shape(more)
         if shape is None or len(shape) < 2 or (*shape[:-2], shape[-1]) != (*packed.shape[:-2], packed.shape[-1]):
             raise ValueError(f"more must have the shape of packed, {packed.shape}, but for its rows; got {shape}")
         coded = self.encode(more, like=packed) if packed.kind == "keys" else self.encode_values(more)
@@ -152,8 +151,9 @@ class HyperbolicCompressor:
         unit = SignedHadamard(vector.shape[-1], self.seed).inverse(vector)
         if packed.kind == "values":
             return (unit * first.to(torch.int16).view(torch.bfloat16).to(wide)).to(packed.dtype)
-        step = (packed.high - packed.low).double() / (2**self.radius_bits - 1)
-        return self._space.projx(from_polar(self._space, unit, packed.low + step * first).to(packed.dtype))
+        low, high = packed.radii
+        step = (high - low).double() / (2**self.radius_bits - 1)
+        return self._space.projx(from_polar(self._space, unit, low + step * first).to(packed.dtype))
 
     def _direction(self, vector: Tensor) -> Tensor:
         """Indices (..., n) of the codebook's levels nearest to the rotated direction."""
@@ -198,6 +198,11 @@ class HyperbolicCompressor:
         if not bool(x.isfinite().all()):
             raise ValueError(f"{name} must be finite; {int((~x.isfinite()).sum())} of its numbers are not")
         return x
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """Of a tensor; None of anything else."""
+    return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _unit(vector: Tensor) -> Tensor:

@@ -40,6 +40,13 @@ class Packed:
         return self._room[..., : self._rows, :]
 
     @property
+    def radii(self) -> tuple[Tensor, Tensor]:
+        """The range (low, high); ValueError where the code has none."""
+        if self.low is None or self.high is None:
+            raise ValueError(f"{self!r} has no range of radii")
+        return self.low, self.high
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(..., N, D) of the numbers that were coded."""
         return (*self._room.shape[:-2], self._rows, self._dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -40,8 +41,6 @@ class BitLayout:
     def unpack(self, packed: Tensor) -> Tensor:
         """(..., nbytes) of uint8 to (..., len(widths)) of int32."""
         device = packed.device
-        words = None
-        for k, at in enumerate(self.bytes):
-            part = packed.index_select(-1, at.to(device)).to(torch.int32) << (8 * k)
-            words = part if words is None else words | part
+        parts = (packed.index_select(-1, at.to(device)).to(torch.int32) << (8 * k) for k, at in enumerate(self.bytes))
+        words = reduce(torch.bitwise_or, parts)
         return (words >> self.shifts.to(device)) & self.masks.to(device)

@@ -24,6 +24,7 @@ def thresholds(losses: Tensor, before: Tensor, seen: int, kind: str, k: float, b
         losses: (L,) in order.
         before: (W,) the losses just before them, oldest first; the last min(seen, W) are real.
         seen: how many losses there were before.
+        kind, k, base: as above; ``base`` is :math:`\tau_0`, given with "base" alone.
 
     Returns:
         (L,) in the type of ``before``.
@@ -34,12 +35,12 @@ def thresholds(losses: Tensor, before: Tensor, seen: int, kind: str, k: float, b
     pieces = [_mean_and_deviation(piece) for piece in past.split(BLOCK_LOSSES)] or [(joined[:0], joined[:0])]
     mean, deviation = (torch.cat(each) for each in zip(*pieces, strict=True))
     t = seen + torch.arange(len(losses), device=losses.device)
-    factor = k
+    factor: float | Tensor = k
     if kind == "growing":
         factor = (k * k + 2 * (t.to(before.dtype).clamp(min=window) / window).log()).sqrt()
     # a mean of equal losses may round below them: a constant stream holds no surprise
     slack = 2 * window * torch.finfo(before.dtype).eps * (mean.abs() + deviation)
-    limits = (base if kind == "base" else mean) + factor * deviation + slack
+    limits = (mean if base is None else base) + factor * deviation + slack
     return torch.where(t >= window, limits, torch.inf)
 
 

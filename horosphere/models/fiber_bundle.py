@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from horosphere.attention.connection import PairRotation, curvature, torsion, triangles
+from horosphere.attention.connection import PairRotation, Turn, curvature, torsion, triangles
 from horosphere.attention.metric_attention import metric_attention
 from horosphere.diagnostics import effective_rank, rank_residual
 from horosphere.manifolds import BoundedParameter, LowRankMetric, ManifoldParameter, TokenMetric
@@ -184,12 +185,7 @@ class FiberBundleBlock(nn.Module):
             if real is not None and past.real is None:
                 past = past._replace(real=real.new_ones(x.shape[0], past.key.shape[-2]))
             axes = (-2, -2, -1, -3, -2, -1)
-            state = FiberState(
-                *(
-                    None if old is None else torch.cat((old, new), at)
-                    for old, new, at in zip(past, state, axes, strict=True)
-                )
-            )
+            state = FiberState._make(_behind(*each) for each in zip(past, state, axes, strict=True))
         n, m = x.shape[1], state.key.shape[-2]
         mask = None if n in (1, m) else torch.ones(n, m, dtype=torch.bool, device=x.device).tril(m - n)
         if state.real is not None:
@@ -202,7 +198,7 @@ class FiberBundleBlock(nn.Module):
             local,
             TokenMetric(state.scale, state.factor),
             end=self.end,
-            turn=None if angle is None else self.rotation.between(angle.unsqueeze(1), state.angle.unsqueeze(1)),
+            turn=self._turn(angle, state.angle),
             attn_mask=mask,
             is_causal=n == m,
             power=self.log_power.exp(),
@@ -217,16 +213,32 @@ class FiberBundleBlock(nn.Module):
         """Mean curvature and torsion of triangles of the block's input x, and the mean condition number."""
         h = self.attention_norm(x)
         g = self.metric(h)
-        bend, angle = h.new_zeros(()), None
-        if self.angle is not None:
+        bend, angle, turned = h.new_zeros(()), None, None
+        if self.angle is not None and self.rotation is not None:
             angle = self.angle(h)
             bend = curvature(self.rotation, angle, corners).mean()
-        # the rotation turns heads, torsion is of the whole space: there each head's rotation is one block
-        gap = torsion(h, g, corners, None if angle is None else _EveryHead(self.rotation, self.heads), angle)
+            # the rotation turns heads, torsion is of the whole space: there each head's rotation is one block
+            turned = _EveryHead(self.rotation, self.heads)
+        gap = torsion(h, g, corners, turned, angle)
         return bend, gap.mean(), g.condition().log().mean().exp()
+
+    def _turn(self, angle: Tensor | None, held: Tensor | None) -> Turn | None:
+        """The pair rotations of new tokens and all that are held; None for a block without."""
+        if self.rotation is None or angle is None or held is None:
+            return None
+        return self.rotation.between(angle.unsqueeze(1), held.unsqueeze(1))
 
     def _split(self, t: Tensor) -> Tensor:
         return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def _behind(old: Tensor | None, new: Tensor | None, dim: int) -> Tensor | None:
+    """A part of the state of earlier tokens with that of new ones behind; None where the block has no such part."""
+    if old is None and new is None:
+        return None
+    if old is None or new is None:
+        raise ValueError("the cache is of a model of another configuration")
+    return torch.cat((old, new), dim)
 
 
 class _EveryHead:
@@ -332,18 +344,20 @@ class FiberBundleLM(nn.Module):
 
     @torch.no_grad()
     def _renew_fibres(self) -> None:
-        first = self.blocks[0]
+        first = cast(FiberBundleBlock, self.blocks[0])
         g = first.metric(first.attention_norm(self.table.detach()))
         self.fibres.set_(g.scale, g.factor)
 
     def _geometry(self, layers: list[Tensor], generator: torch.Generator | None) -> Geometry:
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         corners = triangles(TRIANGLES, layers[0].shape[1], generator=generator).to(layers[0].device)
-        found = [block.geometry(x, corners) for block, x in zip(self.blocks, layers, strict=False)]
+        blocks = cast("Iterable[FiberBundleBlock]", self.blocks)
+        found = [block.geometry(x, corners) for block, x in zip(blocks, layers, strict=False)]
         with torch.no_grad():
             residual = torch.stack([rank_residual(x).mean() for x in layers])
             rank = torch.stack([effective_rank(x).mean() for x in layers])
-        return Geometry(*(torch.stack(t) for t in zip(*found, strict=True)), residual, rank)
+        bend, gap, condition = (torch.stack(t) for t in zip(*found, strict=True))
+        return Geometry(bend, gap, condition, residual, rank)
 
     @torch.no_grad()
     def generate(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,11 +184,11 @@ class GeoResolverLM(nn.Module):
                 "place; run sequences of different lengths one by one"
             )
         padding = None if real is None else ~real
-        caches = [None] * len(self.blocks) if caches is None else list(caches)
-        if len(caches) != len(self.blocks):
-            raise ValueError(f"caches must hold one for each of the {len(self.blocks)} blocks; got {len(caches)}")
+        held: list[AttentionCache | None] = [None] * len(self.blocks) if caches is None else list(caches)
+        if len(held) != len(self.blocks):
+            raise ValueError(f"caches must hold one for each of the {len(self.blocks)} blocks; got {len(held)}")
         x, reports = self.embedding(ids), []
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, cache in zip(self.blocks, held, strict=True):
             x, *report = block(x, cache=cache, use_memory=use_memory, padding=padding)
             reports.append(torch.stack(report))
         logits = F.linear(self.norm(x), self.embedding.weight)
@@ -229,14 +229,15 @@ class GeoResolverLM(nn.Module):
             mask = self._scored
         if not bool(losses.isfinite().all()):
             raise ValueError(f"losses must be finite; {int((~losses.isfinite()).sum())} of them are not")
-        for block in self.blocks:
+        for block in cast("Iterable[GeoResolverBlock]", self.blocks):
             if block.memory is not None:
                 block.memory.update(losses, mask, all_gather)
         self._scored = None
 
     def new_caches(self, make: Callable[[GeodesicAttention], AttentionCache] | None = None) -> list[AttentionCache]:
         """Empty caches, one a block: those of the pattern, or what ``make`` makes of each block's attention layer."""
-        return [(make or GeodesicAttention.new_cache)(block.attention) for block in self.blocks]
+        blocks = cast("Iterable[GeoResolverBlock]", self.blocks)
+        return [(make or GeodesicAttention.new_cache)(block.attention) for block in blocks]
 
     @torch.no_grad()
     def generate(

@@ -62,7 +62,7 @@ class MemoryPath(nn.Module):
             self._kept = points.detach(), x.detach()
         if not len(self.pool):
             return torch.zeros_like(x), x.new_zeros(())
-        found = route(
+        output, certificate = route(
             self.to_sphere(points),
             self.to_sphere(self.pool.points),
             self.sphere,
@@ -71,8 +71,8 @@ class MemoryPath(nn.Module):
             eps=self.eps,
             # squared angles to about 3e-6: the many tokens that lie on a prototype need no better where eps is 0.01
             precision="fast",
-        )
-        return self.out(found.output), found.certificate.mean()
+        ).answer
+        return self.out(output), certificate.mean()
 
     def update(self, losses: Tensor, mask: Tensor | None, all_gather: Callable[[Tensor], Tensor] | None) -> None:
         """Write the tokens of the last forward pass, losses (B, M) of the first M of each sequence, where ``mask`` is

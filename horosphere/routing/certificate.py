@@ -49,7 +49,8 @@ class Spread(NamedTuple):
         mean = rows.mean(0)
         deviation = singular_value_bound(rows.sub_(mean))
         working = torch.promote_types(dtype, torch.float32)
-        return cls(*(t.to(working) for t in (unit, lengths, mean, deviation)), rounding_slack(len(values), dtype))
+        unit, lengths, mean, deviation = (t.to(working) for t in (unit, lengths, mean, deviation))
+        return cls(unit, lengths, mean, deviation, rounding_slack(len(values), dtype))
 
     def bound(self, tail: Tensor, root: Tensor, largest: Tensor, output: Tensor) -> Tensor:
         """The bound of :func:`certificate`, (...), where those outside have weights of sum ``tail`` and of root sum of

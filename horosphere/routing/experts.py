@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -83,8 +83,7 @@ class ExpertLayer(nn.Module):
         self.experts = nn.ModuleList(experts)
         if not self.experts:
             raise ValueError("experts must hold at least one module; got none")
-        if top_k is None or not 1 <= top_k <= len(self.experts):
-            raise ValueError(f"top_k must lie between 1 and the number of experts, {len(self.experts)}; got {top_k}")
+        _check_top_k(top_k, len(self.experts))
         if capacity_factor is not None and not capacity_factor > 0:
             raise ValueError(f"capacity_factor must be positive, or None for no limit; got {capacity_factor}")
         self.dim, self.capacity_factor, self.output_bound = dim, capacity_factor, output_bound
@@ -107,8 +106,8 @@ class ExpertLayer(nn.Module):
         if x.shape[-1:] != (self.dim,) or x.numel() == 0:
             raise ValueError(f"x must hold tokens of size {self.dim}, shape (..., {self.dim}); got {tuple(x.shape)}")
         tokens = x.reshape(-1, self.dim)
-        routing = self.router(into_manifold(tokens, self.router.manifold), value_bound=self.output_bound)
-        capacity = self._capacity(len(tokens))
+        routing: Routing = self.router(into_manifold(tokens, self.router.manifold), value_bound=self.output_bound)
+        capacity = self._capacity(*routing.indices.shape)
         output, dropped = self._mixed(tokens, routing, capacity)
         shape = x.shape[:-1]
         return ExpertOutput(
@@ -117,21 +116,32 @@ class ExpertLayer(nn.Module):
             load(routing.indices, len(self.experts)),
             dropped.reshape(*shape, -1),
             capacity,
-            Routing(*(None if t is None else t.reshape(*shape, *t.shape[1:]) for t in routing)),
+            Routing._make(None if t is None else t.reshape(*shape, *t.shape[1:]) for t in routing),
         )
 
-    def _capacity(self, tokens: int) -> int | None:
+    def _capacity(self, tokens: int, choices: int) -> int | None:
         if self.capacity_factor is None:
             return None
-        return math.ceil(self.capacity_factor * tokens * self.router.top_k / len(self.experts))
+        return math.ceil(self.capacity_factor * tokens * choices / len(self.experts))
 
     def _mixed(self, tokens: Tensor, routing: Routing, capacity: int | None) -> tuple[Tensor, Tensor]:
         """Outputs (T, d) and which choices (T, K) were dropped."""
-        chosen = routing.indices.flatten()
+        dropped = torch.zeros_like(routing.indices.flatten(), dtype=torch.bool)
+        answers = self._answers(tokens, routing, capacity, dropped)
+        source, first = next(answers)
+        output = first.new_zeros(len(tokens), first.shape[1]).index_add(0, source, first)
+        for source, answer in answers:
+            output = output.index_add(0, source, answer)
+        return output, dropped
+
+    def _answers(
+        self, tokens: Tensor, routing: Routing, capacity: int | None, dropped: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What each expert answers, weighted (n, d), and to which tokens (n,); marks the choices (T K,) it drops."""
+        chosen, weights = routing.indices.flatten(), routing.weights.flatten()
         order = chosen.argsort(stable=True)  # by expert, within it by token
         counts = torch.bincount(chosen, minlength=len(self.experts)).tolist()
-        dropped = torch.zeros_like(chosen, dtype=torch.bool)
-        weights, output, start = routing.weights.flatten(), None, 0
+        start, size = 0, None
         for expert, count in zip(self.experts, counts, strict=True):
             mine = order[start : start + count]
             start += count
@@ -139,19 +149,18 @@ class ExpertLayer(nn.Module):
             dropped[mine[len(kept) :]] = True
             source = kept // routing.indices.shape[-1]
             answer = expert(tokens[source])
-            if (
-                answer.dim() != 2
-                or len(answer) != len(kept)
-                or (output is not None and answer.shape[1] != output.shape[1])
-            ):
+            if answer.dim() != 2 or len(answer) != len(kept) or size not in (None, answer.shape[1]):
                 raise ValueError(
                     f"an expert must answer (n, d), the same d as the others; one answered {tuple(answer.shape)} "
                     f"to {tuple(tokens[source].shape)}"
                 )
-            if output is None:
-                output = answer.new_zeros(len(tokens), answer.shape[1])
-            output = output.index_add(0, source, answer * weights[kept].unsqueeze(-1).to(answer.dtype))
-        return output, dropped
+            size = answer.shape[1]
+            yield source, answer * weights[kept].unsqueeze(-1).to(answer.dtype)
 
     def extra_repr(self) -> str:
         return f"capacity_factor={self.capacity_factor}"
+
+
+def _check_top_k(top_k: int | None, experts: int) -> None:
+    if top_k is None or not 1 <= top_k <= experts:
+        raise ValueError(f"top_k must lie between 1 and the number of experts, {experts}; got {top_k}")

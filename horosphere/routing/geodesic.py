@@ -40,6 +40,13 @@ class Routing(NamedTuple):
     counts: Tensor
     probabilities: Tensor
 
+    @property
+    def answer(self) -> tuple[Tensor, Tensor]:
+        """Output and certificate; ValueError where there were no values."""
+        if self.output is None or self.certificate is None:
+            raise ValueError("queries that were routed without values have no answer")
+        return self.output, self.certificate
+
 
 def route(
     x: Tensor,
@@ -90,9 +97,9 @@ def route(
     probabilities = attention_weights(
         x, prototypes, manifold, attn_mask=prototype_mask, eps=eps, power=power, precision=precision
     )
-    spread = None if values is None else Spread.of(values, probabilities.dtype)
-    if tolerance is not None:
-        counts = enough_prototypes(probabilities.detach(), values.detach(), spread, tolerance, rule)
+    answers = None if values is None else (values, Spread.of(values, probabilities.dtype))
+    if tolerance is not None and answers is not None:  # a tolerance without values was refused
+        counts = enough_prototypes(probabilities.detach(), *answers, tolerance, rule)
         top_k = int(counts.max()) if counts.numel() else 1
         # sorted as the scan did: among equal weights the same prototypes come first
         chosen, indices = (t[..., :top_k] for t in probabilities.sort(dim=-1, descending=True, stable=True))
@@ -102,11 +109,16 @@ def route(
         counts = torch.full(chosen.shape[:-1], top_k, device=chosen.device)
     total = chosen.sum(-1, keepdim=True)
     weights = torch.where(total > 0, chosen / torch.where(total > 0, total, 1.0), 0.0)
-    output = None
-    if values is not None:  # summed in float64: the rounding of hundreds of equal weights is beyond what is certified
-        wide = weights.to(torch.float64).unsqueeze(-2) @ values[indices].to(torch.float64)
-        output = wide.squeeze(-2).to(weights.dtype)
-    bound = _bound(probabilities, weights, indices, spread, output, value_bound)
+    if answers is None:
+        bound = None if value_bound is None else _tail_bound(probabilities, indices, value_bound)
+        return Routing(None, weights, indices, bound, counts, probabilities)
+    values, spread = answers
+    # summed in float64: the rounding of hundreds of equal weights is beyond what is certified
+    wide = weights.to(torch.float64).unsqueeze(-2) @ values[indices].to(torch.float64)
+    output = wide.squeeze(-2).to(weights.dtype)
+    # where a query uses fewer than K, the places beyond hold the weight 0 and their prototypes are outside
+    used = torch.where(weights > 0, indices, indices[..., :1])
+    bound = certificate(probabilities, used, spread, output)
     return Routing(output, weights, indices, bound, counts, probabilities)
 
 
@@ -137,20 +149,7 @@ def _checked(count, values, top_k, tolerance, rule, prototype_mask) -> int:
 
 
 @torch.no_grad()
-def _bound(
-    probabilities: Tensor,
-    weights: Tensor,
-    indices: Tensor,
-    spread: Spread | None,
-    output: Tensor | None,
-    value_bound: float | None,
-) -> Tensor | None:
-    if spread is not None:
-        # where a query uses fewer than K, the places beyond hold the weight 0 and their prototypes are outside
-        used = torch.where(weights > 0, indices, indices[..., :1])
-        return certificate(probabilities, used, spread, output)
-    if value_bound is None:
-        return None
+def _tail_bound(probabilities: Tensor, indices: Tensor, value_bound: float) -> Tensor:
     tail = probabilities.scatter(-1, indices, 0.0).sum(-1)
     return (2 * tail + rounding_slack(probabilities.shape[-1], tail.dtype)) * value_bound
 

@@ -93,13 +93,13 @@ def register_loss(kind: type[Loss]) -> type[Loss]:
         TypeError: it is no :class:`Loss`, has no name, or has not filled in what a loss must say.
         ValueError: the name is taken.
     """
-    if not (inspect.isclass(kind) and issubclass(kind, Loss)):
+    if not _is_loss(kind):
         raise TypeError(f"a loss is a subclass of PairLoss, got {kind!r}")
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     missing += [name for name in ("name", "engines") if not hasattr(kind, name)]
     if missing:
         raise TypeError(f"{kind.__name__} is half a loss: it does not say {', '.join(missing)}")
-    if not isinstance(kind.name, str) or not kind.name:
+    if not _is_name(kind.name):
         raise TypeError(f"the name of {kind.__name__} must be a string, got {kind.name!r}")
     if not kind.engines or set(kind.engines) - {"numba", "torch"}:
         raise ValueError(f'engines of {kind.__name__} must be among "numba" and "torch", got {kind.engines!r}')
@@ -109,6 +109,14 @@ def register_loss(kind: type[Loss]) -> type[Loss]:
         raise ValueError(f'{kind.__name__} has engines={kind.engines}: the loops of "numba" are those of the package')
     _LOSSES[kind.name] = kind()
     return kind
+
+
+def _is_loss(kind: object) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Loss)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name)
 
 
 def loss_names() -> tuple[str, ...]:

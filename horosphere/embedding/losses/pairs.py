@@ -33,7 +33,7 @@ def pair_distances(points: Tensor, index: Tensor, manifold) -> Tensor:
         # One hyperbolic part: asinh of the chord itself is a third of the work of squaring and taking the root again.
         ((u, kappa),) = squares
         return 2 / math.sqrt(-kappa) * torch.asinh(safe_sqrt(-kappa * u) / 2)
-    return safe_sqrt(sum(arc2(u, kappa) for u, kappa in squares))
+    return safe_sqrt(sum((arc2(u, kappa) for u, kappa in squares), points.new_zeros(())))
 
 
 def _squared_chord(part: Chord, index: Tensor) -> Tensor:
