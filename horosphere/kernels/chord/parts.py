@@ -67,7 +67,8 @@ def unpack(tensors: Sequence[Tensor], time_dims: Sequence[int], weighted: Sequen
     for time, has_weight in zip(time_dims, weighted, strict=True):
         size = 5 if has_weight else 3
         x, y, kappa, *weights = tensors[at : at + size]
-        parts.append(Part(x, y, kappa, *(weights or (None, None)), time))
+        wx, wy = weights or (None, None)
+        parts.append(Part(x, y, kappa, wx, wy, time))
         at += size
     return parts
 
