@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere._points import as_points
 from horosphere.kernels.inputs import WEIGHTS
+from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.pairwise import PRECISIONS
 
 
@@ -19,7 +20,7 @@ class Arguments(NamedTuple):
 
     query: Tensor  # (*batch, N, D)
     key: Tensor  # (*batch or 1, M, D)
-    value: Tensor | None  # (*batch or 1, M, Dv)
+    value: Tensor  # (*batch or 1, M, Dv)
     eps: float | Tensor
     power: float | Tensor
     bias: Tensor | None  # bool or floating, broadcastable to (*batch, N, M)
@@ -31,10 +32,34 @@ class Arguments(NamedTuple):
         return t if self.heads is None else t.flatten(-2 - own, -1 - own)
 
 
+class Options(TypedDict, total=False):
+    """The keywords that every attention function takes; their meaning is that of geodesic_attention."""
+
+    attn_mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+    eps: float | Tensor
+    power: float | Tensor
+    weight: str
+    value_manifold: geoopt.Manifold | None
+    precision: str
+    impl: str
+
+
+class Rule(TypedDict):
+    """The keywords that a layer decides."""
+
+    eps: float | Tensor
+    power: float | Tensor
+    weight: str
+    precision: str
+
+
 def checked(
     query: Tensor,
     key: Tensor,
-    value: Tensor | None,
+    value: Tensor,
     *,
     attn_mask: Tensor | None,
     dropout_p: float,
@@ -48,7 +73,7 @@ def checked(
 ) -> Arguments:
     """ValueError or TypeError for what does not fit, naming the argument."""
     query, key, value = check_points(query, key, value)
-    if value is not None and value.shape[-2] != key.shape[-2]:
+    if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"every key needs a value: key has shape {tuple(key.shape)}, value {tuple(value.shape)}")
     if weight not in (*WEIGHTS, "dot"):
         raise ValueError(f"weight must be one of {(*WEIGHTS, 'dot')}, got {weight!r}")
@@ -64,7 +89,7 @@ def checked(
             query = query.unflatten(-3, heads)
     dtype = torch.promote_types(query.dtype, key.dtype)
     query, key = query.to(dtype), key.to(dtype)
-    batch = _batch({"query": query, "key": key} | ({} if value is None else {"value": value}))
+    batch = _batch({"query": query, "key": key, "value": value})
     query = query.expand(*batch, *query.shape[-2:])
     n, m = query.shape[-2], key.shape[-2]
     bias, causal = _mask(attn_mask, is_causal, n, m)
@@ -74,13 +99,10 @@ def checked(
     return Arguments(query, key, value, eps, power, bias, causal, heads)
 
 
-def check_points(query: Tensor, key: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def check_points(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sequences as floating tensors, of points of one size on one device."""
-    query, key = as_points(query, "query"), as_points(key, "key")
-    tensors = {"query": query, "key": key}
-    if value is not None:
-        value = tensors["value"] = as_points(value, "value")
-    for name, t in tensors.items():
+    query, key, value = as_points(query, "query"), as_points(key, "key"), as_points(value, "value")
+    for name, t in (("query", query), ("key", key), ("value", value)):
         if t.dim() < 2:
             raise ValueError(f"{name} must hold a sequence of vectors, shape (..., length, D); got {tuple(t.shape)}")
         if t.device != query.device:
@@ -95,21 +117,19 @@ def check_points(query: Tensor, key: Tensor, value: Tensor | None = None) -> tup
 
 
 def _grouped(
-    query: Tensor, key: Tensor, value: Tensor | None, batched_curvature: bool
-) -> tuple[Tensor, Tensor | None, tuple[int, int] | None]:
-    others = [key] if value is None else [key, value]
-    if any(t.dim() < 3 for t in (query, *others)):
+    query: Tensor, key: Tensor, value: Tensor, batched_curvature: bool
+) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
+    if any(t.dim() < 3 for t in (query, key, value)):
         raise ValueError("enable_gqa needs a head dimension: query, key and value of shape (..., H, length, D)")
     h, kv = query.shape[-3], key.shape[-3]
-    if any(t.shape[-3] != kv for t in others) or not kv or h % kv:
-        shapes = [tuple(t.shape) for t in (query, *others)]
+    if value.shape[-3] != kv or not kv or h % kv:
+        shapes = [tuple(t.shape) for t in (query, key, value)]
         raise ValueError(f"enable_gqa needs query heads that are a multiple of the key and value heads, got {shapes}")
     if h == kv:
         return key, value, None
     if batched_curvature:  # a curvature of every query head: each needs keys of its own
-        repeated = None if value is None else value.repeat_interleave(h // kv, -3)
-        return key.repeat_interleave(h // kv, -3), repeated, None
-    return key.unsqueeze(-3), None if value is None else value.unsqueeze(-3), (kv, h // kv)
+        return key.repeat_interleave(h // kv, -3), value.repeat_interleave(h // kv, -3), None
+    return key.unsqueeze(-3), value.unsqueeze(-3), (kv, h // kv)
 
 
 def _batch(tensors: dict[str, Tensor]) -> torch.Size:

@@ -23,12 +23,15 @@ class TransformerBlock(nn.Module):
         super().__init__()
         size = attention.embed_dim
         hidden = 4 * size if dim_feedforward is None else dim_feedforward
-        made = {"device": attention.out_proj.weight.device, "dtype": attention.out_proj.weight.dtype}
+        device, dtype = attention.out_proj.weight.device, attention.out_proj.weight.dtype
         self.attention = attention
-        self.attention_norm = nn.LayerNorm(size, **made)
-        self.feed_forward_norm = nn.LayerNorm(size, **made)
+        self.attention_norm = nn.LayerNorm(size, device=device, dtype=dtype)
+        self.feed_forward_norm = nn.LayerNorm(size, device=device, dtype=dtype)
         self.feed_forward = nn.Sequential(
-            nn.Linear(size, hidden, **made), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, size, **made)
+            nn.Linear(size, hidden, device=device, dtype=dtype),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, size, device=device, dtype=dtype),
         )
         self.dropout = nn.Dropout(dropout)
 

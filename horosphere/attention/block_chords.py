@@ -26,7 +26,8 @@ def block_chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | No
         return chords(manifold, x)
     with torch.no_grad():
         form = chords(manifold, x[..., :1, :])
-    if form is None:
+    empty = chords(manifold, x[..., :0, :])
+    if form is None or empty is None:
         return None
     own = len(form) == 1 and _same(form, x)
     if own and form[0].weight is None:
@@ -35,7 +36,7 @@ def block_chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | No
     weights = [w for part in form for w in ([] if own else [False]) + ([] if part.weight is None else [True])]
     tensors = list(_BlockChords.apply(manifold, own, weights, x, *_learned(manifold)))
     parts = []
-    for part, whole in zip(form, chords(manifold, x[..., :0, :]), strict=True):
+    for part, whole in zip(form, empty, strict=True):
         features = x if own else tensors.pop(0)
         weight = None if part.weight is None else tensors.pop(0)
         parts.append(Chord(features, weight, part.time_dims, whole.kappa))
@@ -50,8 +51,8 @@ def _same(form: tuple[Chord, ...], x: Tensor) -> bool:
 
 def _made(manifold: geoopt.Manifold, own: bool, x: Tensor) -> list[Tensor]:
     """Features, unless they are the points themselves, and weights (..., N, 1), part by part."""
-    found = []
-    for part in chords(manifold, x):
+    found: list[Tensor] = []
+    for part in chords(manifold, x) or ():
         found += [] if own else [part.features]
         found += [] if part.weight is None else [part.weight.unsqueeze(-1)]
     return found
@@ -64,28 +65,28 @@ class _BlockChords(torch.autograd.Function):
     def forward(ctx, manifold: geoopt.Manifold, own: bool, weights: list[bool], x: Tensor, *parameters: Tensor):
         ctx.manifold, ctx.own, ctx.weights = manifold, own, weights
         ctx.save_for_backward(x)
-        made = None
+        made: list[Tensor] = []
         for rows in _blocks(x):
             block = _made(manifold, own, x[..., rows, :])
-            if made is None:
-                made = [t.new_empty(*x.shape[:-1], t.shape[-1]) for t in block]
+            made = made or [t.new_empty(*x.shape[:-1], t.shape[-1]) for t in block]
             for whole, t in zip(made, block, strict=True):
                 whole[..., rows, :] = t
         return tuple(t.squeeze(-1) if w else t for t, w in zip(made, weights, strict=True))
 
     @staticmethod
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *upper: Tensor):
         (x,) = ctx.saved_tensors
-        grads = [g.unsqueeze(-1) if w else g for g, w in zip(grads, ctx.weights, strict=True)]
+        grads = [g.unsqueeze(-1) if w else g for g, w in zip(upper, ctx.weights, strict=True)]
         if torch.is_grad_enabled():  # a second derivative is wanted
             return None, None, None, *_pulled(ctx, x, grads, create_graph=True)
-        dx = torch.empty_like(x)
+        dx = torch.zeros_like(x)
         sums = [torch.zeros_like(p) for p in _learned(ctx.manifold)]
         for rows in _blocks(x):
             block = x[..., rows, :].detach().requires_grad_()
             with torch.enable_grad():
                 found = _pulled(ctx, block, [g[..., rows, :] for g in grads])
-            dx[..., rows, :] = found[0]
+            if found[0] is not None:
+                dx[..., rows, :] = found[0]
             for total, part in zip(sums, found[1:], strict=True):
                 if part is not None:
                     total += part

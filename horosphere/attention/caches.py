@@ -328,6 +328,7 @@ class DenseCache(StoringCache):
     def answer(self, query, key, value, manifold, *, key_mask, **options):
         keys, values, held_mask = self._held_with(key, value, key_mask)
         n, m = query.shape[2], keys.shape[2]
+        allowed: Tensor | None
         if n == m and held_mask is not None:  # nothing was held: lower right is upper left, and needs no matrix
             allowed, is_causal = held_mask[:, None, None], True
         else:

@@ -202,7 +202,7 @@ def torsion(
     at_i, at_j, at_k = (g[..., c] for c in (i, j, k))
     to_j, to_k = x[..., j, :] - x[..., i, :], x[..., k, :] - x[..., i, :]
     theta_j = theta_k = None
-    if rotation is not None:
+    if rotation is not None and a is not None:
         theta_j, theta_k = (rotation.angles(a[..., c, :], a[..., i, :]) for c in (j, k))
     gap = (transport(at_j, at_i, to_k, rotation, theta_j) - to_k) - (
         transport(at_k, at_i, to_j, rotation, theta_k) - to_j

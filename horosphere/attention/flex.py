@@ -47,14 +47,14 @@ def flex_inputs(query: Tensor, key: Tensor, manifold: geoopt.Manifold, eps: floa
 
     Source: Dong et al. (2024), Flex Attention: a programming model for generating optimized attention kernels.
     """
-    check_points(query, key)
+    check_points(query, key, key)
     if query.dim() != 4 or key.dim() != 4:
         raise ValueError(f"flex_attention takes (B, H, length, D); got {tuple(query.shape)} and {tuple(key.shape)}")
     if not isinstance(eps, Tensor) and not eps > 0:
         raise ValueError(f"eps must be positive, got {eps}")
     xs, ys = chords(manifold, query), chords(manifold, key)
-    if xs is None or len(xs) != 1:
-        what = "has dist alone" if xs is None else f"is a product of {len(xs)} parts"
+    if xs is None or ys is None or len(xs) != 1:
+        what = "has dist alone" if xs is None or ys is None else f"is a product of {len(xs)} parts"
         raise ValueError(f"flex_inputs needs a manifold of one chord; {type(manifold).__name__} {what}")
     (x,), (y,) = xs, ys
     dtype = _numerics.fast_dtype(torch.promote_types(query.dtype, key.dtype))
@@ -67,7 +67,7 @@ def flex_inputs(query: Tensor, key: Tensor, manifold: geoopt.Manifold, eps: floa
     else:
         fx = torch.cat((-2 * fx, nx, torch.ones_like(nx)), -1)
         fy = torch.cat((fy, torch.ones_like(ny), ny), -1)
-    if x.weight is not None:
+    if x.weight is not None and y.weight is not None:
         fx, fy = fx * x.weight.to(dtype).unsqueeze(-1), fy * y.weight.to(dtype).unsqueeze(-1)
     kappa = x.kappa
 

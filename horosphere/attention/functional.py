@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, Unpack, overload
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -10,7 +12,7 @@ from horosphere import _numerics
 from horosphere._numerics import without_autocast
 from horosphere.attention import row_blocks
 from horosphere.attention.aggregate import averaged
-from horosphere.attention.arguments import Arguments, checked
+from horosphere.attention.arguments import Arguments, Options, checked
 from horosphere.attention.block_chords import block_chords
 from horosphere.attention.masks import with_causal
 from horosphere.kernels import dispatch, operators
@@ -18,6 +20,30 @@ from horosphere.kernels.geometry import ChordPairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.pairwise import cdist, has_batched_curvature
+
+
+@overload
+def geodesic_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...
+
+
+@overload
+def geodesic_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    manifold: geoopt.Manifold,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def geodesic_attention(
@@ -141,7 +167,7 @@ def attention_weights(
     args = checked(
         query,
         key,
-        None,
+        key,  # there are no values
         attn_mask=attn_mask,
         dropout_p=0.0,
         is_causal=is_causal,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +16,7 @@ from horosphere.kernels.operators import as_scalar
 from horosphere.kernels.reference import attention as reference
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import chords
+from horosphere.manifolds.chord import Chord, chords
 from horosphere.manifolds.pairwise import cdist
 
 # d^2 / u is at most pi^2 / 4, at antipodes: an error of u is at most so much larger in d^2.
@@ -49,38 +53,35 @@ def weights_to(
     mask: Tensor | None = None,
 ) -> Tensor:
     """:func:`row_weights` (..., N, M) of points x (..., N, D) to a small set y (..., M, D)."""
-    d2 = _squared_distances(chords(manifold, x), chords(manifold, y), by_head(eps, torch.float64))
-    return row_weights(cdist(x, y, manifold, squared=True) if d2 is None else d2, eps, power, mask)
+    xs, ys = chords(manifold, x), chords(manifold, y)
+    if xs is None or ys is None:
+        return row_weights(cdist(x, y, manifold, squared=True), eps, power, mask)
+    return row_weights(_squared_distances(xs, ys, by_head(eps, torch.float64)), eps, power, mask)
 
 
 def closeness(x: Tensor, y: Tensor, manifold: geoopt.Manifold) -> Tensor:
     """(..., N, M) numbers that grow with the distance from x to y; exactly 0 for identical points."""
-    parts = [chords(manifold, x), chords(manifold, y)]
-    if parts[0] is not None and len(parts[0]) == 1 and not parts[0][0].time_dims:
-        parts = [(p[0]._replace(kappa=0.0),) for p in parts]  # the chord itself, without its arc
-    d2 = _squared_distances(*parts, 0.0)
-    return cdist(x, y, manifold, squared=True) if d2 is None else d2
+    xs, ys = chords(manifold, x), chords(manifold, y)
+    if xs is None or ys is None:
+        return cdist(x, y, manifold, squared=True)
+    if len(xs) == 1 and not xs[0].time_dims:
+        xs, ys = ((p[0]._replace(kappa=0.0),) for p in (xs, ys))  # the chord itself, without its arc
+    return _squared_distances(xs, ys, 0.0)
 
 
-def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
+def _squared_distances(xs: Sequence[Chord], ys: Sequence[Chord], eps: float | Tensor) -> Tensor:
     """d^2 (..., N, M) from chords; where the product form does not resolve ``d^2 + eps``, from differences."""
-    if xs is None:
-        return None
     if torch.compiler.is_compiling() or _numerics.transformed():
         # pairs cannot be looked at one by one there, and differences of all of them are N M D numbers
         return reference.squared_distances(xs, ys, eps, False)
-    total = bound = None
-    for x, y in zip(xs, ys, strict=True):
-        d2 = arc2(left(x) @ right(y).mT, kappa_against(x, 2))
-        total = d2 if total is None else total + d2
-        with torch.no_grad():  # the largest error bound of every row
-            p, q = size(x, 1), size(y, -1)
-            theta = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], d2.dtype)
-            part = theta * (p * q.amax(-2, keepdim=True)).sum(-1, keepdim=True)
-            bound = part if bound is None else bound + part
+    pairs = list(zip(xs, ys, strict=True))
+    total = functools.reduce(torch.add, (arc2(left(x) @ right(y).mT, kappa_against(x, 2)) for x, y in pairs))
     if not total.numel():
         return total
-    with torch.no_grad():
+    with torch.no_grad():  # the largest error bound of every row
+        sizes = ((x, size(x, 1), size(y, -1).amax(-2, keepdim=True)) for x, y in pairs)
+        parts = (error_factor(x, total.dtype) * (p * q).sum(-1, keepdim=True) for x, p, q in sizes)
+        bound = functools.reduce(torch.add, parts)
         rows = (total.amin(-1, keepdim=True) + eps < bound).flatten().nonzero().squeeze(-1)
         if not rows.numel():
             return total
@@ -91,15 +92,20 @@ def _squared_distances(xs, ys, eps: float | Tensor) -> Tensor | None:
     return total.flatten().index_put((picked,), exact.to(total.dtype)).view(total.shape)
 
 
-def _unresolved(xs, ys, total: Tensor, rows: Tensor, eps: float | Tensor) -> Tensor:
+def error_factor(x: Chord, dtype: torch.dtype) -> float:
+    """What :func:`size` is multiplied by for the error bound of d^2."""
+    return ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], dtype)
+
+
+def _unresolved(xs: Sequence[Chord], ys: Sequence[Chord], total: Tensor, rows: Tensor, eps: float | Tensor) -> Tensor:
     """Flat indices of the unresolved pairs among the given rows of the matrix, counted through the batch."""
     n, m = total.shape[-2:]
-    bound = None
-    for x, y in zip(xs, ys, strict=True):
-        p, q = size(x, 1), size(y, -1)
-        whole = (p.reshape(-1, 1, 2)[rows] * q.reshape(-1, m, 2)[rows // n]).sum(-1)
-        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], total.dtype) * whole
-        bound = part if bound is None else bound + part
+
+    def part(x: Chord, y: Chord) -> Tensor:
+        p, q = size(x, 1).reshape(-1, 1, 2), size(y, -1).reshape(-1, m, 2)
+        return error_factor(x, total.dtype) * (p[rows] * q[rows // n]).sum(-1)
+
+    bound = functools.reduce(torch.add, (part(x, y) for x, y in zip(xs, ys, strict=True)))
     some = (total + eps).reshape(-1, m)[rows] if isinstance(eps, Tensor) else total.reshape(-1, m)[rows] + eps
     row, column = (some < bound).nonzero(as_tuple=True)
     return rows[row] * m + column
@@ -123,10 +129,23 @@ def checked_tokens(
 
     ValueError or TypeError for what does not fit, as in geodesic_attention.
     """
-    plain = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "weight": "inverse"}
-    args = checked(query, key, value, eps=eps, power=power, precision="auto", batched_curvature=False, **plain)
+    args = checked(
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        enable_gqa=False,
+        eps=eps,
+        power=power,
+        weight="inverse",
+        precision="auto",
+        batched_curvature=False,
+    )
     batch = args.query.shape[:-2]
-    return args.query, args.key.expand(*batch, *args.key.shape[-2:]), args.value.expand(*batch, *args.value.shape[-2:])
+    key, value = (t.expand(*batch, *t.shape[-2:]) for t in (args.key, args.value))
+    return args.query, key, value
 
 
 def check_same_length(query: Tensor, key: Tensor, what: str) -> None:
@@ -137,8 +156,8 @@ def check_same_length(query: Tensor, key: Tensor, what: str) -> None:
         )
 
 
-def checked_key_mask(mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """A bool mask that broadcasts to (..., M), expanded; True takes part."""
+def checked_key_mask(mask: Any, key: Tensor) -> Tensor | None:
+    """A bool mask that broadcasts to (..., M), expanded; True takes part; None stays None."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

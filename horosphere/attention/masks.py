@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 def blocked_to_allowed(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
-    heads: tuple[int, int, int],
+    heads: Sequence[int],
     keys: int,
     unbatched: bool,
 ) -> Tensor | None:
@@ -44,7 +46,7 @@ def blocked_to_allowed(
         return None
     if all(mask.dtype == torch.bool for mask in found):
         return ~found[0] if len(found) == 1 else ~(found[0] | found[1])
-    return sum(_additive(mask) for mask in found)
+    return functools.reduce(torch.add, map(_additive, found))
 
 
 def with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> Tensor:

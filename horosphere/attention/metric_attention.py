@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, Unpack, overload
+
 import torch
 from torch import Tensor
 
 from horosphere.attention import row_blocks
 from horosphere.attention.aggregate import averaged
-from horosphere.attention.arguments import Arguments, checked
+from horosphere.attention.arguments import Arguments, Options, checked
 from horosphere.attention.connection import Turn
 from horosphere.kernels import dispatch, operators
 from horosphere.kernels.geometry import MetricPairs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.metric_distance import fibres, metric_sqdist
 from horosphere.manifolds.token_metric import TokenMetric
+
+
+@overload
+def metric_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g_q: TokenMetric | None,
+    g_k: TokenMetric | None,
+    *,
+    end: str = "mean",
+    turn: Turn | None = None,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...
+
+
+@overload
+def metric_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g_q: TokenMetric | None,
+    g_k: TokenMetric | None,
+    *,
+    end: str = "mean",
+    turn: Turn | None = None,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def metric_attention(
@@ -98,7 +130,7 @@ def metric_attention(
 
     def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         seed = torch.randint(2**62, (), device=values.device) if dropout_p else None
-        options = {"dropout_p": dropout_p, "seed": seed, "weight": weight}
+        options: dict[str, Any] = {"dropout_p": dropout_p, "seed": seed, "weight": weight}
         if in_rows:
             return _in_row_blocks(args, values, g_q, g_k, end, turn, precision, options)
         options |= {"eps": args.eps, "power": args.power, "bias": args.bias, "causal": args.causal}
@@ -145,7 +177,7 @@ def _in_row_blocks(
     end: str,
     turn: Turn | None,
     precision: str,
-    options: dict,
+    options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     query = args.query
 

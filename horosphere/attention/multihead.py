@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from horosphere.attention import points
+from horosphere.attention.arguments import Rule
 from horosphere.attention.caches import AttentionCache, DenseCache
 from horosphere.attention.calibration import squared_distance_sums
 from horosphere.attention.functional import attention_weights, geodesic_attention
 from horosphere.attention.masks import blocked_to_allowed, dot_weights, with_causal
-from horosphere.attention.patterns import Heads, make_pattern
+from horosphere.attention.patterns import Heads, Pattern, make_pattern
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
@@ -130,10 +131,9 @@ class GeodesicAttention(nn.Module):
         size = points.stored_size(manifold, self.head_dim)
         self._slices = hooks.rotary_slices(manifold, self.head_dim)
         if rotary is not None and any((s.stop - s.start) % 2 for s in self._slices):
-            sizes = [s.stop - s.start for s in self._slices]
-            raise ValueError(f"rotary positions turn pairs of coordinates: the factors of a head have sizes {sizes}")
+            lengths = [s.stop - s.start for s in self._slices]
+            raise ValueError(f"rotary positions turn pairs of coordinates: the factors of a head have sizes {lengths}")
 
-        made = {"device": device, "dtype": dtype}
         self.scheme = make_pattern(pattern, Heads(manifold, size, num_heads, device, dtype), **sizes)
         kv_dim = num_kv_heads * self.head_dim
         packed = kv_dim == self.kdim == self.vdim == embed_dim
@@ -145,8 +145,10 @@ class GeodesicAttention(nn.Module):
             "in_proj_bias": (embed_dim + 2 * kv_dim,) if bias else None,
         }
         for name, shape in shapes.items():
-            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **made)))
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+            self.register_parameter(
+                name, None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
         log_eps = (
             torch.as_tensor(eps, device=eps.device if isinstance(eps, Tensor) else "cpu")
             .detach()
@@ -215,20 +217,16 @@ class GeodesicAttention(nn.Module):
         self._check(query, key, value)
         q, k, v = self._heads(query, key, value, cache, max_radius)
         weights = None
-        if cache is not None or self.scheme is not None:
-            key_mask = self._key_mask(attn_mask, key_padding_mask, k, unbatched)
-            if cache is None:
-                out = self._through(q, k, v, key_mask, is_causal)
-            elif self.pattern not in getattr(cache, "patterns", (self.pattern,)):
-                served = " or ".join(map(repr, cache.patterns))
-                raise ValueError(
-                    f"{type(cache).__name__} decodes layers with pattern {served}, this one has {self.pattern!r}: take "
-                    "layer.new_cache()"
-                )
-            else:
-                grouped = q.shape[1] != k.shape[1]
-                options = {"key_mask": key_mask, "enable_gqa": grouped, "owner": self}
-                out = cache.attend(q, k, v, self.manifold, **options, **self._rule())
+        if cache is not None:
+            self._check_cache(cache)
+            key_mask = self._key_mask("a cache", attn_mask, key_padding_mask, k, unbatched)
+            grouped = q.shape[1] != k.shape[1]
+            out = cache.attend(
+                q, k, v, self.manifold, key_mask=key_mask, enable_gqa=grouped, owner=self, **self._rule()
+            )
+        elif self.scheme is not None:
+            key_mask = self._key_mask(f"pattern={self.pattern!r}", attn_mask, key_padding_mask, k, unbatched)
+            out = self._through(self.scheme, q, k, v, key_mask, is_causal)
         else:
             mask = blocked_to_allowed(attn_mask, key_padding_mask, q.shape[:3], k.shape[-2], unbatched)
             out = self._attend(q, k, v, mask, is_causal)
@@ -272,7 +270,8 @@ class GeodesicAttention(nn.Module):
             raise ValueError('weight="dot" has no eps to calibrate')
         key = query if key is None else key
         unbatched = query.dim() == 2
-        q, k, _ = self._heads(query, key, None, None)
+        nothing = key.new_zeros(*key.shape[:-1], self.vdim)
+        q, k, _ = self._heads(query, key, nothing, None)
         mask = blocked_to_allowed(attn_mask, key_padding_mask, q.shape[:3], k.shape[-2], unbatched)
         if mask is not None and mask.dtype != torch.bool:
             mask = mask > -math.inf
@@ -300,14 +299,22 @@ class GeodesicAttention(nn.Module):
                 f"the layer takes tokens of sizes E, kdim, vdim = {sizes}, got {tuple(s[-1] for s in shapes)}"
             )
 
+    def _check_cache(self, cache: AttentionCache) -> None:
+        served = getattr(cache, "patterns", (self.pattern,))
+        if self.pattern not in served:
+            raise ValueError(
+                f"{type(cache).__name__} decodes layers with pattern {' or '.join(map(repr, served))}, this one has "
+                f"{self.pattern!r}: take layer.new_cache()"
+            )
+
     def _heads(
         self,
         query: Tensor,
         key: Tensor,
-        value: Tensor | None,
+        value: Tensor,
         cache: AttentionCache | None,
         max_radius: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Projected, split into heads and mapped: q (B, H, N, D), k (B, H', M, D), v (B, H', M, n)."""
         kv_dim = self.num_kv_heads * self.head_dim
         sizes = (self.embed_dim, kv_dim, kv_dim)
@@ -320,17 +327,14 @@ class GeodesicAttention(nn.Module):
             made = F.linear(query, self.in_proj_weight, self.in_proj_bias).split(sizes, -1)
         else:
             tokens = zip((query, key, value), weights, biases, strict=True)
-            made = [None if x is None else F.linear(x, w, b) for x, w, b in tokens]
+            made = tuple(F.linear(x, w, b) for x, w, b in tokens)
         autocast = torch.is_autocast_enabled(query.device.type)
-        q, k, v = (
-            None if x is None else self._split(x.float() if autocast and x.dtype != torch.float64 else x) for x in made
-        )
+        q, k, v = (self._split(x.float() if autocast and x.dtype != torch.float64 else x) for x in made)
         if self.weight == "dot":
             return self._turned(q, cache), self._turned(k, cache), v
         if has_batched_curvature(resolve(self.manifold)[0]):  # which points of fewer key heads would not fit
-            k = self._for_every_head(k)
-            v = None if v is None else self._for_every_head(v)
-        bound = self.max_radius
+            k, v = self._for_every_head(k), self._for_every_head(v)
+        bound: float | Tensor = self.max_radius
         if max_radius is not None:
             if max_radius.shape != query.shape[:-1] or query.shape[:-1] != key.shape[:-1]:
                 raise ValueError(
@@ -356,7 +360,7 @@ class GeodesicAttention(nn.Module):
         group = self.num_heads // x.shape[1]
         return x if group == 1 else x.repeat_interleave(group, 1)
 
-    def _rule(self) -> dict:
+    def _rule(self) -> Rule:
         """The arguments of geodesic_attention that the layer decides."""
         return {"eps": self.eps, "power": self.power, "weight": self.weight, "precision": self.precision}
 
@@ -379,26 +383,32 @@ class GeodesicAttention(nn.Module):
             mask = with_causal(mask, q.shape[-2], k.shape[-2], q.device) if is_causal else mask
             return dot_weights(q, self._for_every_head(k), mask)
         grouped = q.shape[1] != k.shape[1]
-        options = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": grouped}
-        return attention_weights(q, k, self.manifold, **options, **self._rule())
+        return attention_weights(
+            q, k, self.manifold, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped, **self._rule()
+        )
 
-    def _through(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _through(
+        self, scheme: Pattern, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         """(B, H, N, n) by the layer's pattern."""
         k, v = self._for_every_head(k), self._for_every_head(v)
         key_mask = None if key_mask is None else key_mask[:, None, :]
         given = {"key_mask": key_mask, "is_causal": is_causal, "eps": self.eps, "power": self.power}
-        return self.scheme(q, k, v, self.manifold, **given)
+        return scheme(q, k, v, self.manifold, **given)
 
-    def _key_mask(self, attn_mask: Tensor | None, padding: Tensor | None, k: Tensor, unbatched: bool) -> Tensor | None:
+    @staticmethod
+    def _key_mask(
+        what: str, attn_mask: Tensor | None, padding: Tensor | None, k: Tensor, unbatched: bool
+    ) -> Tensor | None:
         """(B, M), True = takes part, where no other mask is possible."""
-        what = f"pattern={self.pattern!r}" if self.scheme is not None else "a cache"
         if attn_mask is not None:
             raise ValueError(f"{what} takes no attn_mask, only key_padding_mask and causality")
         if padding is None:
             return None
         if padding.dtype != torch.bool:
             raise ValueError(f"with {what} key_padding_mask must be bool, True = ignored; got {padding.dtype}")
-        return blocked_to_allowed(None, padding, (k.shape[0], 1, 1), k.shape[-2], unbatched)[:, 0, 0]
+        allowed = blocked_to_allowed(None, padding, (k.shape[0], 1, 1), k.shape[-2], unbatched)
+        return None if allowed is None else allowed[:, 0, 0]
 
     def extra_repr(self) -> str:
         grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

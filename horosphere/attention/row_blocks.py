@@ -47,7 +47,7 @@ def attend(
     """
     n, m = args.query.shape[-2], args.key.shape[-2]
     batch = args.query.shape[:-2]
-    keys = row_keys(seed, batch.numel(), n).view(*batch, n) if dropout_p else None
+    keys = row_keys(reference.needed(seed), batch.numel(), n).view(*batch, n) if dropout_p else None
 
     def block(start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)

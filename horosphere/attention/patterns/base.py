@@ -91,7 +91,7 @@ def register_pattern(pattern: type[Pattern]) -> type[Pattern]:
             constructor does not take.
         ValueError: another pattern has the name.
     """
-    if not (isinstance(pattern, type) and issubclass(pattern, Pattern)):
+    if not inspect.isclass(pattern) or not issubclass(pattern, Pattern):
         raise TypeError(f"register_pattern takes a subclass of Pattern, got {pattern!r}")
     missing = sorted(pattern.__abstractmethods__)
     if not hasattr(pattern, "name"):

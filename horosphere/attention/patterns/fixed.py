@@ -11,7 +11,9 @@ would see other keys than the parallel form.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +23,10 @@ from horosphere import _numerics
 from horosphere._numerics import without_autocast
 from horosphere.attention.caches import StoringCache, each_head
 from horosphere.attention.inverse import (
-    ARC_SLOPE,
     by_head,
     checked_key_mask,
     checked_tokens,
+    error_factor,
     row_weights,
     safe_divide,
 )
@@ -35,7 +37,7 @@ from horosphere.kernels.pattern import Pattern as Keys
 from horosphere.kernels.pattern import keys_of
 from horosphere.kernels.reference.attention import PAIRS, kappa_against, of_pairs
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import chords
+from horosphere.manifolds.chord import Chord, chords
 from horosphere.manifolds.hooks import origin
 from horosphere.manifolds.pairwise import pairs_of_rows
 
@@ -176,14 +178,16 @@ def _in_blocks(query, key, value, mask, manifold, pattern, offset, eps, power) -
     transforms = _numerics.transformed()
     plain = transforms or torch.compiler.is_compiling() or batch * n * pattern.columns < FEW_PAIRS
     parts = None if plain else chords(manifold, key)
+    work: Callable[..., Tensor] = _gathered if parts is None else _summed
+    given: tuple[Any, Tensor]
     again = torch.is_grad_enabled() and not transforms
     if parts is None:
-        work, numbers, limit, given = _gathered, key.shape[-1], BLOCK_NUMBERS, (key, value)
+        numbers, limit, given = key.shape[-1], BLOCK_NUMBERS, (key, value)
     else:
         with torch.no_grad():
             sizes = [size(part, -1) for part in parts]
         keys = _Keys(parts, [right(part).flatten(0, -3) for part in parts], sizes)
-        work, numbers, limit, given = _summed, 1, BLOCK_PAIRS, (keys, value)
+        numbers, limit, given = 1, BLOCK_PAIRS, (keys, value)
     rows = max(1, limit // (batch * pattern.columns * numbers))
     if torch.compiler.is_compiling():
         rows = n
@@ -225,16 +229,13 @@ def _summed(query, keys: _Keys, value, mask, manifold, pattern, start, eps, powe
 def _squared_distances(xs, keys: _Keys, pattern: Keys, start: int, at: Tensor, valid: Tensor, eps) -> Tensor:
     """d^2 (..., N, S) of rows to the keys of the pattern; any number where there is none."""
     batch = xs[0].features.shape[:-2]
-    total = bound = None
-    for x, b, q in zip(xs, keys.right, keys.size, strict=True):
-        u = sums.dots(left(x).flatten(0, -3), b, pattern, start).view(*batch, *at.shape)
-        d2 = arc2(u, kappa_against(x, 2))
-        total = d2 if total is None else total + d2
-        with torch.no_grad():  # the largest error bound of every row
-            theta = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], u.dtype)
-            part = theta * (size(x, 1) * q.amax(-2, keepdim=True)).sum(-1, keepdim=True)
-            bound = part if bound is None else bound + part
-    with torch.no_grad():
+    products = (sums.dots(left(x).flatten(0, -3), b, pattern, start) for x, b in zip(xs, keys.right, strict=True))
+    arcs = (arc2(u.view(*batch, *at.shape), kappa_against(x, 2)) for x, u in zip(xs, products, strict=True))
+    total = functools.reduce(torch.add, arcs)
+    with torch.no_grad():  # the largest error bound of every row
+        sizes = ((x, size(x, 1), q.amax(-2, keepdim=True)) for x, q in zip(xs, keys.size, strict=True))
+        parts = (error_factor(x, total.dtype) * (p * q).sum(-1, keepdim=True) for x, p, q in sizes)
+        bound = functools.reduce(torch.add, parts)
         least = torch.where(valid, total, torch.inf).amin(-1, keepdim=True)
         rows = (least + eps < bound).flatten().nonzero().squeeze(-1)
         if not rows.numel():
@@ -242,7 +243,7 @@ def _squared_distances(xs, keys: _Keys, pattern: Keys, start: int, at: Tensor, v
         near, picked = _unresolved(xs, keys, total + eps, at, valid, rows)
     if not near.numel():
         return total
-    shape = (*batch, at.shape[0], keys.chords[0].features.shape[-2])
+    shape = torch.Size((*batch, at.shape[0], keys.chords[0].features.shape[-2]))
     exact = torch.cat([of_pairs(shape, xs, keys.chords, some) for some in picked.split(PAIRS)])
     return total.flatten().index_put((near,), exact.to(total.dtype)).view(total.shape)
 
@@ -252,12 +253,12 @@ def _unresolved(xs, keys: _Keys, shifted: Tensor, at: Tensor, valid: Tensor, row
     n, columns = at.shape
     entry, row = rows // n, rows % n
     m = keys.chords[0].features.shape[-2]
-    bound = None
-    for x, q in zip(xs, keys.size, strict=True):
-        own = size(x, 1).reshape(-1, 1, 2)[rows]
-        whole = (own * q.reshape(-1, m, 2)[entry.unsqueeze(-1), at[row]]).sum(-1)
-        part = ARC_SLOPE * _numerics.weight_theta(x.features.shape[-1], whole.dtype) * whole
-        bound = part if bound is None else bound + part
+
+    def part(x: Chord, q: Tensor) -> Tensor:
+        own, other = size(x, 1).reshape(-1, 1, 2)[rows], q.reshape(-1, m, 2)[entry.unsqueeze(-1), at[row]]
+        return error_factor(x, other.dtype) * (own * other).sum(-1)
+
+    bound = functools.reduce(torch.add, (part(x, q) for x, q in zip(xs, keys.size, strict=True)))
     there = valid[row] if valid.dim() == 2 else valid.reshape(-1, columns)[rows]
     which, column = ((shifted.reshape(-1, columns)[rows] < bound) & there).nonzero(as_tuple=True)
     return rows[which] * columns + column, rows[which] * m + at[row[which], column]
@@ -299,7 +300,8 @@ class FixedCache(StoringCache):
         if self.seen + key.shape[2] > self.n_max:
             raise ValueError(f"{self.seen} tokens are held and {key.shape[2]} more do not fit n_max={self.n_max}")
         offset = self.seen
-        keys, values, held = self._held_with(*each_head(query, key, value), key_mask)
+        key, value = each_head(query, key, value)
+        keys, values, held = self._held_with(key, value, key_mask)
         held = None if held is None else held[:, None, :]
         options = {"eps": eps, "power": power, "key_mask": held, "is_causal": True, "offset": offset}
         return fixed_pattern_attention(query, keys, values, manifold, n_max=self.n_max, **options)

@@ -149,9 +149,10 @@ def summary_step(
     # one split, whose gradient is put together once: that of a slice is as long as the sequence
     pieces = [t.split(lengths, -2) for t in (query, key, value)] if n else [(), (), ()]
     masks = [None] * len(lengths) if mask is None or not n else mask.split(lengths, -1)
-    outs, waiting = [], []
-    for *piece, here in zip(*pieces, masks, strict=True):
-        reading, state = _follow(state, *piece, here, manifold, chunk)
+    outs: list[Tensor] = []
+    waiting: list[_Reading] = []
+    for q, k, v, here in zip(*pieces, masks, strict=True):
+        reading, state = _follow(state, q, k, v, here, manifold, chunk)
         if waiting and (len(waiting) == together or not reading.goes_with(waiting[0])):
             outs += _read_all(waiting, manifold, eps, power, again)
             waiting = []
@@ -294,7 +295,8 @@ def _assign(
     """
     centroids, counts = state.centroids, state.counts
     length, slots = key.shape[-2], counts.shape[-1]
-    may_be_empty, filled = state.seen < slots or mask is not None, None
+    may_be_empty = state.seen < slots or mask is not None
+    filled: Tensor | None = None
     if may_be_empty:
         empty = counts == 0
         rank = empty.cumsum(-1) - 1  # an empty slot takes the key of its own rank among those that take part
@@ -310,7 +312,7 @@ def _assign(
         filled = (takes | ~empty).unsqueeze(-2)
     with torch.no_grad():
         d2 = closeness(key, centroids, manifold)
-        if may_be_empty:
+        if filled is not None:
             d2 = torch.where(filled, d2, torch.inf)
         nearest = d2.argmin(-1)
         if may_be_empty:  # the key that fills a slot is that slot's, although others may lie at the same place

@@ -84,7 +84,7 @@ def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> A
     if pad:
         b, norms = (torch.cat((t, t[:, -1:].expand(-1, pad, -1)), 1) for t in (b, norms))
     plain_b, wy = b, None
-    if part.wx is not None:
+    if part.wx is not None and part.wy is not None:
         wx, wy = (valid_weight(flat(w, batch, 1).to(torch.float64)) for w in (part.wx, part.wy))
         if pad:
             wy = torch.cat((wy, wy[:, -1:].expand(-1, pad)), 1)
@@ -121,9 +121,12 @@ def query_gradient(
     """Gradients of features x (..., N, F) and weights w (..., N), from that of a: ``main`` (..., N, F), which is
     overwritten, and the last two columns (..., N); c (..., 1).
 
-    With time coordinates ``first`` may be None: the gradient of -2 <x, y>_J alone, not that of <x - y, x - y>_J.
+    With time coordinates the columns may be None: the gradient of -2 <x, y>_J alone, not that of <x - y, x - y>_J.
+    That of weights wants both.
     """
-    gw = None if w is None else c * (second + (x * x).sum(-1) * first - 2 * (x * main).sum(-1))
+    gw = None
+    if w is not None and first is not None and second is not None:
+        gw = c * (second + (x * x).sum(-1) * first - 2 * (x * main).sum(-1))
     scale = 2 * (c if w is None else c * w)
     main.mul_(-scale.unsqueeze(-1))
     if first is not None:
@@ -137,10 +140,11 @@ def key_gradient(
     y: Tensor, w: Tensor | None, main: Tensor, first: Tensor | None, second: Tensor | None, time_dims: int
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of features y (..., M, F) and weights w (..., M), from that of b: ``main`` (..., M, F), which is
-    overwritten, and the last two columns (..., M). ``first`` is wanted with weights only; ``second`` may be None as
-    above.
+    overwritten, and the last two columns (..., M). ``first`` is wanted with weights only; both may be None as above.
     """
-    gw = None if w is None else (y * main).sum(-1) + first + (y * y).sum(-1) * second
+    gw = None
+    if w is not None and first is not None and second is not None:
+        gw = (y * main).sum(-1) + first + (y * y).sum(-1) * second
     if second is not None:
         main.addcmul_(minkowski(y, time_dims), second.unsqueeze(-1), value=2.0)
     return main if w is None else main.mul_(w.unsqueeze(-1)), gw

@@ -6,7 +6,9 @@ computes them once an entry. Same formulas as horosphere.kernels.tiled, differen
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +28,7 @@ def sqdist(xs: Sequence, ys: Sequence, squared: bool) -> Tensor:
     if len(xs) == 1:
         d = _distance(xs[0], ys[0])
         return d * d if squared else d
-    total = sum(_distance(x, y) ** 2 for x, y in zip(xs, ys, strict=True))
+    total = functools.reduce(operator.add, (_distance(x, y) ** 2 for x, y in zip(xs, ys, strict=True)))
     return total if squared else _numerics.safe_sqrt(total)
 
 

@@ -96,8 +96,8 @@ def apply_backward(
     rows = _steep(scale, known.singular)
     if rows is not None:
         exact = peeled.decompose(scale[rows], factor[rows].to(torch.float64))
-        o, w = peeled.split(exact, grad[rows]), peeled.split(exact, v[rows])
-        ds[rows], du[rows] = peeled.apply_backward(exact, o, w, power)
+        upper, vectors = peeled.split(exact, grad[rows]), peeled.split(exact, v[rows])
+        ds[rows], du[rows] = peeled.apply_backward(exact, upper, vectors, power)
     return dv, ds, du
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,13 @@ from torch import Tensor
 from horosphere import _numerics
 
 ENDS = ("query", "key", "mean")
+
+
+class Metric(NamedTuple):
+    """The metrics of one end: scale (..., N) and factor (..., N, D, R)."""
+
+    scale: Tensor
+    factor: Tensor
 
 
 class Fibres(NamedTuple):
@@ -24,6 +32,16 @@ class Fibres(NamedTuple):
     factor_q: Tensor | None
     scale_k: Tensor | None
     factor_k: Tensor | None
+
+    @property
+    def metric_q(self) -> Metric | None:
+        """That of the queries, where it is used."""
+        return None if self.scale_q is None or self.factor_q is None else Metric(self.scale_q, self.factor_q)
+
+    @property
+    def metric_k(self) -> Metric | None:
+        """That of the keys, where it is used."""
+        return None if self.scale_k is None or self.factor_k is None else Metric(self.scale_k, self.factor_k)
 
     @property
     def share(self) -> float:
@@ -53,15 +71,29 @@ class Fibres(NamedTuple):
         """The tensors that there are, in order: what an operator takes."""
         return [t for t in self if t is not None]
 
+    def each(self, change: Callable[[Tensor, int, bool], Tensor]) -> Fibres:
+        """Every tensor changed, given its dimensions that are not batch and whether it is one of the keys' end."""
+        q, k, scale_q, factor_q, scale_k, factor_k = self
+        return Fibres(
+            change(q, 2, False),
+            change(k, 2, True),
+            None if scale_q is None else change(scale_q, 1, False),
+            None if factor_q is None else change(factor_q, 3, False),
+            None if scale_k is None else change(scale_k, 1, True),
+            None if factor_k is None else change(factor_k, 3, True),
+        )
+
     def flat(self, batch: torch.Size, dtype: torch.dtype) -> Fibres:
         """In one type, batch dimensions expanded to ``batch`` and made one."""
 
-        def flatten(t: Tensor | None, own: int) -> Tensor | None:
-            if t is None:
-                return None
+        def flatten(t: Tensor, own: int, of_keys: bool) -> Tensor:
             return t.to(dtype).expand(*batch, *t.shape[-own:]).reshape(batch.numel(), *t.shape[-own:])
 
-        return Fibres(*(flatten(t, own) for t, own in zip(self, OWN, strict=True)))
+        return self.each(flatten)
+
+    def pairs(self, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Fibres:
+        """Pairs (P, ...): the queries at ``rows`` with their metrics, and the keys at ``columns`` with theirs."""
+        return self.each(lambda t, own, of_keys: t[columns if of_keys else rows])
 
 
 def limits(f: Fibres, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -74,12 +106,12 @@ def limits(f: Fibres, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Ten
     dim, unit = f.q.shape[-1] + 2, _numerics.unit_roundoff(dtype)
     flat, steep = 2 * 4 * dim**0.5 * unit / tolerance, 32 * dim * (unit / tolerance) ** 2
 
-    def limit(scale: Tensor | None, factor: Tensor | None, like: Tensor) -> Tensor:
-        if scale is None or factor is None:
+    def limit(metric: Metric | None, like: Tensor) -> Tensor:
+        if metric is None:
             return torch.zeros_like(like[..., 0])
-        return f.share * (flat * scale**2 + steep * torch.linalg.vector_norm(factor, dim=(-2, -1)) ** 2)
+        return f.share * (flat * metric.scale**2 + steep * torch.linalg.vector_norm(metric.factor, dim=(-2, -1)) ** 2)
 
-    return limit(f.scale_q, f.factor_q, f.q), limit(f.scale_k, f.factor_k, f.k)
+    return limit(f.metric_q, f.q), limit(f.metric_k, f.k)
 
 
 # Dimensions of each tensor that are not batch.
@@ -88,7 +120,7 @@ OWN = (2, 2, 1, 3, 1, 3)
 
 def fibres_of(tensors: list[Tensor], end: str) -> Fibres:
     """The inverse of :meth:`Fibres.tensors`."""
-    q, k, *metrics = tensors
     if end == "mean":
-        return Fibres(q, k, *metrics)
-    return Fibres(q, k, *metrics, None, None) if end == "query" else Fibres(q, k, None, None, *metrics)
+        return Fibres(*tensors)
+    q, k, scale, factor = tensors
+    return Fibres(q, k, scale, factor, None, None) if end == "query" else Fibres(q, k, None, None, scale, factor)

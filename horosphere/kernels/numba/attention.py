@@ -10,7 +10,8 @@ Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.tiled.attention import Stream
 from horosphere.kernels.tiled.attention_backward import Pull
 from horosphere.kernels.tiled.near import Near
+from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.weights import Weighing
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ HEIGHT, SIDE = 256, 512
 # More columns than any sequence has.
 ALL = 2**40
 
+S = TypeVar("S", bound=Scores)
 
 OUT_OF_RANGE = "weights or arcs of these points leave the range of float32"
 
@@ -45,8 +48,20 @@ def attention(scores: ChordScores, inputs: Inputs, *, strict: bool) -> tuple[Ten
     return streamed("attention", scores, inputs, strict, serves, CompiledGroup)
 
 
+class Forward(Protocol):
+    """A group of batch entries."""
+
+    def forward(self, out: Tensor, den: Tensor) -> None:
+        """Results into out (E, N, Dv) and den (E, N), contiguous."""
+
+
 def streamed(
-    operation: str, scores: Any, inputs: Inputs, strict: bool, serves: Any, group: Any
+    operation: str,
+    scores: S,
+    inputs: Inputs,
+    strict: bool,
+    serves: Callable[[S, slice, Tensor], bool],
+    group: Callable[[S, slice, Tensor, int | None, Tensor], Forward],
 ) -> tuple[Tensor, Tensor]:
     """Group after group: compiled where ``serves`` allows, in tiles or, where ``strict``, refused elsewhere."""
     stream = Stream(scores, inputs)
@@ -72,12 +87,13 @@ def attention_backward(
             pull.add(e)
             continue
         into, value = pull.into, pull.value
-        dv = into.whole[e] if into.own_memory else value.new_zeros(e.stop - e.start, *value.shape[-2:]).float()
-        given = (t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
+        place = into.memory(e)
+        dv = value.new_zeros(e.stop - e.start, *value.shape[-2:]).float() if place is None else place
+        out, lse, dout, dlse = (t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
         group = CompiledGroup(scores, e, pull.eps, pull.mask.causal, pull.values[e])
-        found = group.backward(*given, pull.wanted[0], dv)
+        found = group.backward(out, lse, dout, dlse, pull.wanted[0], dv)
         pull.deps[e] += found.to(pull.deps.dtype)
-        if not into.own_memory:
+        if place is None:
             into.add_(e, dv, slice(None))
     return pull.result()
 
@@ -129,9 +145,9 @@ class CompiledGroup:
         given |= {"sums_rows_t": None if q.second is None else q.second[s]} | apart
         launch(backward, BACKWARD, given, threads)
         if stretches > 1:
-            for name, into in columns.items():
-                if into is not None:
-                    into += apart[name].sum(0)
+            for into, parts in zip(columns.values(), apart.values(), strict=True):
+                if into is not None and parts is not None:
+                    into += parts.sum(0)
         return -rows_z.sum(-1, dtype=torch.float64)  # 0 where it is not learned
 
     def _points(self, memory: int) -> dict[str, int | Tensor | None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -12,12 +15,14 @@ from horosphere import _compiled
 __all__ = ["add_times", "add_transposed_times", "numbers_at", "rows_by_columns"]
 
 _jit = _compiled.njit(bare=True)
+# numba's own types count the typing context, which only numba gives, among what callers give.
+_intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _N, _T = ord("N"), ord("T")
 
 
-@intrinsic
+@_intrinsic
 def numbers_at(typingctx, address):
     """The float32 numbers at an address."""
 
@@ -27,7 +32,7 @@ def numbers_at(typingctx, address):
     return types.CPointer(types.float32)(types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def _sgemm(typingctx, sgemm, ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc):
     """c = op(a) op(b) + beta c by columns, as BLAS has it; sgemm, a, b and c are addresses, ta and tb letters."""
     whole = types.int64

@@ -6,6 +6,8 @@ l_ij = -power g_ij + bias_ij,   lse_i = log sum_j exp(l_ij),   W_ij = exp(l_ij -
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -32,10 +34,17 @@ def averaged(d2: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     value, eps, power, bias, causal, weight, dropout_p, seed = inputs
     w, lse = weights(d2, eps, power, bias, causal, weight)
     if dropout_p:
-        kept = keep_mask(seed, w.shape, dropout_p)
+        kept = keep_mask(needed(seed), w.shape, dropout_p)
         w = torch.where(kept, w / (1 - dropout_p), 0.0)
     out = w @ value.to(w.dtype)
     return out, lse.expand(out.shape[:-1])
+
+
+def needed(seed: Tensor | None) -> Tensor:
+    """The seed, where there is dropout."""
+    if seed is None:
+        raise ValueError("dropout_p > 0 wants a seed")
+    return seed
 
 
 def weights(
@@ -79,15 +88,10 @@ def squared_distances(xs: Sequence, ys: Sequence, eps: float | Tensor, resolve: 
     """
     if resolve and (_numerics.transformed() or torch.compiler.is_compiling()):
         return _by_differences(xs, ys)  # which pairs are near depends on the data, and there nobody may ask
-    total = doubt = None
-    for x, y in zip(xs, ys, strict=True):
-        u, size = product_chord2(x, y)
-        d2 = arc2_of(u, kappa_against(x, 2))
-        with torch.no_grad():
-            limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * size
-            part_doubt = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
-        total = d2 if total is None else total + d2
-        doubt = part_doubt if doubt is None else doubt + part_doubt
+    total, doubt = _by_product(xs[0], ys[0])
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        d2, part_doubt = _by_product(x, y)
+        total, doubt = total + d2, doubt + part_doubt
     if not resolve:
         return total
     with torch.no_grad():
@@ -98,6 +102,15 @@ def squared_distances(xs: Sequence, ys: Sequence, eps: float | Tensor, resolve: 
     return total.flatten().index_put((picked,), torch.cat(found).to(total.dtype)).view(total.shape)
 
 
+def _by_product(x, y) -> tuple[Tensor, Tensor]:
+    """Squared distances of one part, and the d^2 + eps that its inner products do not resolve."""
+    u, size = product_chord2(x, y)
+    d2 = arc2_of(u, kappa_against(x, 2))
+    with torch.no_grad():
+        limit = _numerics.weight_theta(x.features.shape[-1], u.dtype) * size
+        return d2, torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0) * limit
+
+
 def kappa_against(x, own: int) -> float | Tensor:
     """kappa of a chord, shaped to go with ``own`` dimensions after the batch."""
     kappa = x.kappa
@@ -105,14 +118,13 @@ def kappa_against(x, own: int) -> float | Tensor:
 
 
 def _by_differences(xs: Sequence, ys: Sequence) -> Tensor:
-    total = None
-    for x, y in zip(xs, ys, strict=True):
+    def part(x, y) -> Tensor:
         u = exact_chord2(x.features.unsqueeze(-2), y.features.unsqueeze(-3), x.time_dims, kappa_against(x, 3))
         if x.weight is not None:
             u = u * x.weight.unsqueeze(-1) * y.weight.unsqueeze(-2)
-        d2 = arc2_of(u, kappa_against(x, 2)).to(_numerics.fast_dtype(x.features.dtype))
-        total = d2 if total is None else total + d2
-    return total
+        return arc2_of(u, kappa_against(x, 2)).to(_numerics.fast_dtype(x.features.dtype))
+
+    return functools.reduce(operator.add, (part(x, y) for x, y in zip(xs, ys, strict=True)))
 
 
 def of_pairs(shape: torch.Size, xs: Sequence, ys: Sequence, picked: Tensor) -> Tensor:
@@ -126,19 +138,18 @@ def of_pairs(shape: torch.Size, xs: Sequence, ys: Sequence, picked: Tensor) -> T
         t = t.expand(*batch, *t.shape[t.dim() - own :])
         return t.reshape(-1, *t.shape[t.dim() - own + 1 :])[at]
 
+    def part(x, y) -> Tensor:
+        kappa = x.kappa
+        if isinstance(kappa, Tensor) and kappa.dim():
+            kappa = kappa.expand(batch).reshape(-1)[entry]
+        per_pair = kappa.unsqueeze(-1) if isinstance(kappa, Tensor) and kappa.dim() else kappa
+        u = exact_chord2(rows(x.features, row, 2), rows(y.features, column, 2), x.time_dims, per_pair)
+        if x.weight is not None:
+            u = u * rows(x.weight, row, 1) * rows(y.weight, column, 1)
+        return arc2_of(u, kappa)
+
     def work() -> Tensor:
-        total = None
-        for x, y in zip(xs, ys, strict=True):
-            kappa = x.kappa
-            if isinstance(kappa, Tensor) and kappa.dim():
-                kappa = kappa.expand(batch).reshape(-1)[entry]
-            per_pair = kappa.unsqueeze(-1) if isinstance(kappa, Tensor) and kappa.dim() else kappa
-            u = exact_chord2(rows(x.features, row, 2), rows(y.features, column, 2), x.time_dims, per_pair)
-            if x.weight is not None:
-                u = u * rows(x.weight, row, 1) * rows(y.weight, column, 1)
-            d2 = arc2_of(u, kappa)
-            total = d2 if total is None else total + d2
-        return total
+        return functools.reduce(operator.add, (part(x, y) for x, y in zip(xs, ys, strict=True)))
 
     return checkpoint(work, use_reentrant=False) if torch.is_grad_enabled() else work()
 

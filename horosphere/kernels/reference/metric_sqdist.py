@@ -18,20 +18,21 @@ from horosphere.kernels.low_rank.fibres import Fibres, limits
 
 def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
     """(..., N, M) in product form, in the type ``dtype``; differentiable any number of times."""
-    q, k, scale_q, factor_q, scale_k, factor_k = (None if t is None else t.to(dtype) for t in f)
+    f = f.each(lambda t, own, of_keys: t.to(dtype))
+    q, k, queries, keys = f.q, f.k, f.metric_q, f.metric_k
     norms = (q * q).sum(-1).unsqueeze(-1) + (k * k).sum(-1).unsqueeze(-2)
     u = (norms - 2 * (q @ k.mT)).clamp(min=0.0)
-    scales = 0.0
-    if scale_q is not None:
-        scales = (scale_q**2).unsqueeze(-1)
-    if scale_k is not None:
-        scales = scales + (scale_k**2).unsqueeze(-2)
+    scales: float | Tensor = 0.0
+    if queries is not None:
+        scales = (queries.scale**2).unsqueeze(-1)
+    if keys is not None:
+        scales = scales + (keys.scale**2).unsqueeze(-2)
     d2 = u * scales
-    if factor_q is not None:
-        for column in factor_q.unbind(-1):
+    if queries is not None:
+        for column in queries.factor.unbind(-1):
             d2 = d2 + ((column * q).sum(-1).unsqueeze(-1) - column @ k.mT) ** 2
-    if factor_k is not None:
-        for column in factor_k.unbind(-1):
+    if keys is not None:
+        for column in keys.factor.unbind(-1):
             d2 = d2 + (q @ column.mT - (column * k).sum(-1).unsqueeze(-2)) ** 2
     return d2 if f.share == 1 else d2 * f.share
 
@@ -48,16 +49,7 @@ def resolved(f: Fibres, dtype: torch.dtype, eps: float | Tensor, tolerance: floa
         entry, row, column = near.reshape(-1, *near.shape[-2:]).nonzero(as_tuple=True)
     if not entry.numel():
         return d2
-    q, k, scale_q, factor_q, scale_k, factor_k = f.flat(d2.shape[:-2], torch.float64)
-    rows, columns = (entry, row), (entry, column)
-    pairs = Fibres(
-        q[rows],
-        k[columns],
-        None if scale_q is None else scale_q[rows],
-        None if factor_q is None else factor_q[rows],
-        None if scale_k is None else scale_k[columns],
-        None if factor_k is None else factor_k[columns],
-    )
+    pairs = f.flat(d2.shape[:-2], torch.float64).pairs((entry, row), (entry, column))
     flat = d2.reshape(-1, *d2.shape[-2:])
     return flat.index_put((entry, row, column), by_differences(pairs).to(dtype)).view(d2.shape)
 
@@ -67,8 +59,8 @@ def by_differences(f: Fibres) -> Tensor:
     delta = f.q.to(torch.float64) - f.k.to(torch.float64)
     square = (delta * delta).sum(-1)
     total = torch.zeros_like(square)
-    for scale, factor in ((f.scale_q, f.factor_q), (f.scale_k, f.factor_k)):
-        if scale is not None:
-            inside = torch.einsum("pdr,pd->pr", factor.to(torch.float64), delta)
-            total = total + scale.to(torch.float64) ** 2 * square + (inside * inside).sum(-1)
+    for metric in (f.metric_q, f.metric_k):
+        if metric is not None:
+            inside = torch.einsum("pdr,pd->pr", metric.factor.to(torch.float64), delta)
+            total = total + metric.scale.to(torch.float64) ** 2 * square + (inside * inside).sum(-1)
     return f.share * total

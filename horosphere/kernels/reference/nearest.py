@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -13,17 +15,17 @@ from horosphere.kernels.reference.sqdist import arc2_of, bounding, product_chord
 
 def lower_bound(xs: Sequence, ys: Sequence) -> Tensor:
     """(..., N, M) what the squared distances of all pairs are at least: the product form less its error bound."""
-    total = None
-    for x, y in zip(xs, ys, strict=True):
-        u, size = product_chord2(x, y)
-        error = 4 * (x.features.shape[-1] + 2) ** 0.5 * _numerics.unit_roundoff(u.dtype)
-        kappa = x.kappa[..., None, None] if isinstance(x.kappa, Tensor) and x.kappa.dim() else x.kappa
-        size = bounding(size)
-        # nothing is known of points that are too far for the type
-        far = size.isnan() & _finite(x).unsqueeze(-1) & _finite(y).unsqueeze(-2)
-        d2 = torch.where(far, 0.0, arc2_of(u - error * size, kappa))
-        total = d2 if total is None else total + d2
-    return total
+    return functools.reduce(operator.add, (_part_bound(x, y) for x, y in zip(xs, ys, strict=True)))
+
+
+def _part_bound(x, y) -> Tensor:
+    u, size = product_chord2(x, y)
+    error = 4 * (x.features.shape[-1] + 2) ** 0.5 * _numerics.unit_roundoff(u.dtype)
+    kappa = x.kappa[..., None, None] if isinstance(x.kappa, Tensor) and x.kappa.dim() else x.kappa
+    size = bounding(size)
+    # nothing is known of points that are too far for the type
+    far = size.isnan() & _finite(x).unsqueeze(-1) & _finite(y).unsqueeze(-2)
+    return torch.where(far, 0.0, arc2_of(u - error * size, kappa))
 
 
 def _finite(x) -> Tensor:

@@ -78,26 +78,30 @@ def sqdist(xs: Sequence, ys: Sequence) -> tuple[Tensor, Tensor]:
         near: (..., N, M) bool, pairs whose relative error may exceed the promised tolerance, near coincidence or near
             the antipode of a part: the caller computes them from differences.
     """
-    total = doubt = near = None
-    for x, y in zip(xs, ys, strict=True):
-        u, size = product_chord2(x, y)
-        d2 = arc2_of(u, _kappa_of_matrix(x.kappa, u) if isinstance(x.kappa, Tensor) else x.kappa)
-        with torch.no_grad():
-            # theta: where the error bound of u reaches 2 tol u, that is tol in d
-            theta = (
-                2
-                * math.sqrt(x.features.shape[-1])
-                * _numerics.unit_roundoff(u.dtype)
-                / _numerics.promised_tolerance(u.dtype)
-            )
-            limit = theta * bounding(size)
-            slope = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0)
-            part_doubt = slope * limit
-            kappa = _kappa_of_matrix(x.kappa, u)
-            part_near = kappa * u > 4 - kappa * limit if isinstance(kappa, Tensor) or kappa > 0 else None
-        total = d2 if total is None else total + d2
-        doubt = part_doubt if doubt is None else doubt + part_doubt
+    total, doubt, near = _part(xs[0], ys[0])
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        d2, part_doubt, part_near = _part(x, y)
+        total, doubt = total + d2, doubt + part_doubt
         if part_near is not None:
             near = part_near if near is None else near | part_near
     close = ~(total.detach() >= doubt)
     return total, close if near is None else close | near
+
+
+def _part(x, y) -> tuple[Tensor, Tensor, Tensor | None]:
+    """arc2 of one part, what d2 it does not resolve, and its pairs near the antipode where it may have any."""
+    u, size = product_chord2(x, y)
+    kappa = _kappa_of_matrix(x.kappa, u)
+    d2 = arc2_of(u, kappa)
+    with torch.no_grad():
+        # theta: where the error bound of u reaches 2 tol u, that is tol in d
+        theta = (
+            2
+            * math.sqrt(x.features.shape[-1])
+            * _numerics.unit_roundoff(u.dtype)
+            / _numerics.promised_tolerance(u.dtype)
+        )
+        limit = theta * bounding(size)
+        slope = torch.where(u > 0, d2 / torch.where(u > 0, u, 1.0), 1.0)
+        near = kappa * u > 4 - kappa * limit if isinstance(kappa, Tensor) or kappa > 0 else None
+    return d2, slope * limit, near

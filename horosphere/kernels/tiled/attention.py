@@ -6,15 +6,16 @@ their logarithms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from horosphere.kernels.inputs import Inputs
-from horosphere.kernels.tiled.chord_scores import ChordScores
+from horosphere.kernels.reference.attention import needed
 from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, one
+from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.tiles import tile_size
 from horosphere.kernels.tiled.weights import Dropout, Mask, Weighing
 
@@ -31,7 +32,7 @@ class Plan:
     A thread works a batch entry at a time; small matrices share a tile.
     """
 
-    def __init__(self, signs: list, n: int, m: int, device: torch.device):
+    def __init__(self, signs: Sequence[object], n: int, m: int, device: torch.device):
         size = tile_size(device)
         threads = torch.get_num_threads() if device.type == "cpu" else 1
         short = m <= SHORT and len(signs) * SHORT_SIDE**2 >= threads * size
@@ -69,7 +70,7 @@ def _slices(length: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, length)) for i in range(0, length, max(1, size))]
 
 
-def attention(scores: ChordScores, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def attention(scores: Scores, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """out (..., N, Dv) and lse (..., N)."""
     stream = Stream(scores, inputs)
     for e in stream.groups():
@@ -80,7 +81,7 @@ def attention(scores: ChordScores, inputs: Inputs) -> tuple[Tensor, Tensor]:
 class Stream:
     """Results of attention, made group by group; arguments as of :func:`attention`."""
 
-    def __init__(self, scores: ChordScores, inputs: Inputs):
+    def __init__(self, scores: Scores, inputs: Inputs):
         value, self.eps, self.power, bias, causal, self.weight, dropout_p, seed = inputs
         batch, dtype, entries = scores.batch, scores.dtype, scores.batch.numel()
         self.scores = scores
@@ -92,7 +93,7 @@ class Stream:
         self.buffers = Buffers(scores.lent, scores.tensors, self.plan.numbers)
         self.rows, self.columns = self.plan.rows(), self.plan.columns()
         self.mask = Mask(bias, causal, batch)
-        self.dropout = Dropout(seed, entries, scores.n, dropout_p) if dropout_p else None
+        self.dropout = Dropout(needed(seed), entries, scores.n, dropout_p) if dropout_p else None
         if not scores.m:
             self.out.zero_()
 
@@ -109,21 +110,21 @@ class Stream:
         v = Blocks(self.values[e].to(scores.dtype), e.stop - e.start)
         for i in self.rows:
             num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, width)
-            sums = Sums(num, self.den[e, i], weighing.plain)
+            sums = Sums(num, self.den[e, i]) if weighing.plain else SumsOverTop(num, self.den[e, i])
             for j in self.columns:
                 if mask.nobody(i, j):
                     break
                 z = group.tile(i, j, self.buffers, False)
-                if weighing.plain:
-                    w = mask.weights_(weighing.weights_(z), e, i, j)
-                else:
+                if isinstance(sums, SumsOverTop):
                     w = sums.below_top_(mask.logits_(weighing.logits_(z), e, i, j))
+                else:
+                    w = mask.weights_(weighing.weights_(z), e, i, j)
                 sums.den += w.sum(-1)  # that of all weights
                 if self.dropout is not None:
                     self.dropout.apply_(w, e, i, j)
                 sums.add(one(w), v[j])
             sums.mean(self.out[e, i], mask.some)
-            if sums.top is not None:
+            if isinstance(sums, SumsOverTop):
                 self.top = torch.zeros_like(self.den) if self.top is None else self.top
                 self.top[e, i] = sums.top.squeeze(-1)
 
@@ -138,17 +139,11 @@ class Stream:
 
 
 class Sums:
-    """Numerator (E, R, Dv) and denominator (E, R) of some rows, over exp(top) where there is a running maximum; in the
-    memory given, ``den`` 0.
-    """
+    """Numerator (E, R, Dv) and denominator (E, R) of some rows, in the memory given, ``den`` 0."""
 
-    def __init__(self, num: Tensor, den: Tensor, plain: bool):
+    def __init__(self, num: Tensor, den: Tensor):
         self.num, self.den, self.into = num, den, one(num)
-        self.empty = plain  # the first product overwrites the numerator
-        self.top = None
-        if not plain:
-            num.zero_()
-            self.top = num.new_full((*den.shape, 1), -torch.inf)
+        self.empty = True  # the first product overwrites the numerator
 
     def add(self, w: Tensor, v: Tensor) -> None:
         add_product(self.into, w, v, beta=0 if self.empty else 1)
@@ -160,6 +155,15 @@ class Sums:
             self.num.zero_()
         den = torch.where(self.den == 0, 1.0, self.den) if empty_rows else self.den
         torch.div(self.num, den.unsqueeze(-1), out=out)
+
+
+class SumsOverTop(Sums):
+    """The same over exp(top), the running maximum of the logarithms (E, R, 1)."""
+
+    def __init__(self, num: Tensor, den: Tensor):
+        super().__init__(num.zero_(), den)
+        self.empty = False
+        self.top = num.new_full((*den.shape, 1), -torch.inf)
 
     def below_top_(self, logits: Tensor) -> Tensor:
         """Weights in place of logits; what was summed before is brought to the new maximum."""

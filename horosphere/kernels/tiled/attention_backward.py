@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.inputs import Inputs, Results
+from horosphere.kernels.reference.attention import needed
 from horosphere.kernels.tiled.attention import Plan
-from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, append, multiply, one
+from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.weights import Dropout, Mask, Weighing
 
 # Blocks of rows for which what the loop takes from the result is made at once.
@@ -27,7 +28,7 @@ READY = 8
 
 
 def attention_backward(
-    scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
+    scores: Scores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of value, eps (B,), power (B,) and bias; those of the points stay with ``scores``. ``wanted``: whether
     those of eps, power and bias are.
@@ -41,13 +42,13 @@ def attention_backward(
 class Pull:
     """Gradients of attention, made group by group; arguments as of :func:`attention_backward`, its results in one."""
 
-    def __init__(self, scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]):
+    def __init__(self, scores: Scores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]):
         value, eps, power, bias, causal, self.weight, dropout_p, seed = inputs
         batch, dtype, entries, n = scores.batch, scores.dtype, scores.batch.numel(), scores.n
         self.scores, self.value, self.eps, self.power = scores, value, eps, power
         self.wanted, self.bias = wanted, bias
         self.values = Entries(value, batch, 2)
-        self.into = Entries(torch.zeros(value.shape, dtype=dtype, device=value.device), batch, 2)
+        self.into = self.values.zeros(dtype)
         out, lse, dout, dlse = results
         self.outs, self.lses, self.douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
         self.dlses = Entries(dlse, batch, 1)
@@ -55,7 +56,7 @@ class Pull:
         self.buffers = Buffers(scores.lent, scores.tensors + 2, self.plan.numbers)
         self.rows, self.columns = self.plan.rows(), self.plan.columns()
         self.mask = Mask(bias, causal, batch)
-        self.dropout = Dropout(seed, entries, n, dropout_p) if dropout_p else None
+        self.dropout = Dropout(needed(seed), entries, n, dropout_p) if dropout_p else None
         self.deps, self.dpower = torch.zeros_like(eps), torch.zeros_like(power)
         self.dbias = BiasGradient(bias, batch, dtype) if bias is not None and wanted[2] else None
         scores.prepare_gradients()

@@ -21,9 +21,10 @@ ROOT2 = math.sqrt(2.0)
 
 
 class ChordFeatures:
-    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``; a and b once they were made by
-    ``augment``.
-    """
+    """The part with tensors (E or 1, ...) and kappa (E,), whose signs are ``sign``."""
+
+    a: Tensor  # augmented features, once they were made by ``augment``
+    b: Tensor
 
     def __init__(self, part: Part, sign: int, work: torch.dtype):
         self.part, self.sign, self.work = part, sign, work
@@ -50,8 +51,7 @@ class ChordFeatures:
         everything = slice(None)
         # bounds of t; NaN where there are points without distances
         self.largest = [2 * t / self.theta + bool(part.time_dims) for t in self.limits(everything, everything)]
-        self.a: Tensor | None = None
-        self.b: Tensor | None = None
+        self.augmented = False
 
     def augment(self, a: Tensor, b: Tensor) -> None:
         """Make the augmented features in the memory given."""
@@ -69,7 +69,7 @@ class ChordFeatures:
         else:
             torch.mul(y, self.wy.unsqueeze(-1), out=b[..., :f])
         b[..., f], b[..., f + 1] = self.w, self.n
-        self.a, self.b = a, b
+        self.a, self.b, self.augmented = a, b, True
 
     def limits(self, i: slice, j: slice) -> list[float]:
         """(E,) bounds of p_i w_j + q_i n_j in a block."""

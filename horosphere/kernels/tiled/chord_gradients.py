@@ -18,7 +18,7 @@ from torch import Tensor
 
 from horosphere.kernels.chord.augment import key_gradient, minkowski, query_gradient
 from horosphere.kernels.tiled.chord_features import ROOT2, ChordFeatures
-from horosphere.kernels.tiled.entries import Entries
+from horosphere.kernels.tiled.entries import Entries, PartEntries
 from horosphere.kernels.tiled.near import Unresolved, pair_differences, with_own_time
 from horosphere.kernels.tiled.products import add_product, one
 
@@ -30,31 +30,29 @@ class Side:
     """Sums of one side, entries ``ready`` of the batch; those of features lie where their gradient will.
 
     Args:
-        into: where the gradients of features and of weights are added up.
+        features, weights: where their gradients are added up; without weights the last two columns are constants.
         ready: the batch entries.
         entries, rows, f: of the sums.
-        weighted: whether the last two columns are no constants.
     """
 
-    def __init__(self, into: list[Entries | None], ready: slice, entries: int, rows: int, f: int, weighted: bool):
-        self.into, self.ready = into, ready
-        like = into[0].t
-        self.in_place = into[0].own_memory
-        self.main = into[0].whole[ready] if self.in_place else like.new_zeros(entries, rows, f)
+    def __init__(self, features: Entries, weights: Entries | None, ready: slice, entries: int, rows: int, f: int):
+        self.features, self.weights, self.ready = features, weights, ready
+        like, place = features.t, features.memory(ready)
+        self.in_place = place is not None
+        self.main = like.new_zeros(entries, rows, f) if place is None else place
         self.first = like.new_zeros(entries, rows)
-        self.second = like.new_zeros(entries, rows) if weighted else None
+        self.second = None if weights is None else like.new_zeros(entries, rows)
         self.unresolved: Tensor | None = None  # (entries, rows, f + 1) in float64, of unresolved pairs
 
     def block(self, s: slice, at: slice) -> Block:
         return Block(self, s, at)
 
-    def finish(self, gradient: tuple[Tensor, Tensor | None]) -> None:
+    def finish(self, features: Tensor, weights: Tensor | None) -> None:
         """Take the gradients of features, made of the sums, and of weights."""
-        features, weights = gradient
         if not self.in_place:
-            self.into[0].add_(self.ready, features, slice(None))
-        if weights is not None:
-            self.into[1].add_(self.ready, weights, slice(None))
+            self.features.add_(self.ready, features, slice(None))
+        if self.weights is not None and weights is not None:
+            self.weights.add_(self.ready, weights, slice(None))
 
     def add_unresolved(self, entry: int, rows: Tensor, g: Tensor, delta: Tensor, square: Tensor) -> None:
         """Of pairs (P,), at rows of an entry: g times their differences (P, F) and squared differences (P, 1)."""
@@ -87,10 +85,11 @@ class Block:
             self.first += g.sum(-1)
 
     def store(self) -> None:
-        if self.weighted:
+        second = self.side.second
+        if second is not None:
             self.side.main[self.s, self.at] = self.main[..., :-2]
             self.side.first[self.s, self.at] = self.main[..., -2]
-            self.side.second[self.s, self.at] = self.main[..., -1]
+            second[self.s, self.at] = self.main[..., -1]
         elif not self.alone:
             self.side.main[self.s, self.at] = self.main
 
@@ -100,14 +99,14 @@ class ChordGradients:
 
     Args:
         features: of the entries ``ready``.
-        into: x, y, wx, wy of the part.
+        into: of the part.
     """
 
-    def __init__(self, features: ChordFeatures, into: list[Entries | None], ready: slice):
+    def __init__(self, features: ChordFeatures, into: PartEntries, ready: slice):
         self.features = features
-        entries, f, weighted = features.entries, features.part.x.shape[-1], features.wy is not None
-        self.queries = Side([into[0], into[2]], ready, entries, features.nx.shape[1], f, weighted)
-        self.keys = Side([into[1], into[3]], ready, entries, features.ny.shape[1], f, weighted)
+        entries, f = features.entries, features.part.x.shape[-1]
+        self.queries = Side(into.x, into.wx, ready, entries, features.nx.shape[1], f)
+        self.keys = Side(into.y, into.wy, ready, entries, features.ny.shape[1], f)
         curved = features.part.kappa != 0
         size = torch.where(curved, features.part.kappa.abs(), 1.0)
         self.c = torch.where(curved, size / 2, 1.0)
@@ -132,10 +131,10 @@ class ChordGradients:
         factor = (self.scale * self.gain).to(work)[:, None]
         c = self.c.to(work)[:, None] * factor
         q, k = self.queries, self.keys
-        self.queries.finish(query_gradient(part.x.to(work), f.wx, q.main, q.first, q.second, c, part.time_dims))
+        self.queries.finish(*query_gradient(part.x.to(work), f.wx, q.main, q.first, q.second, c, part.time_dims))
         k.main.mul_(factor.unsqueeze(-1))
         first, second = k.first * factor, k.first * c if k.second is None else k.second * factor
-        self.keys.finish(key_gradient(part.y.to(work), f.wy, k.main, first, second, part.time_dims))
+        self.keys.finish(*key_gradient(part.y.to(work), f.wy, k.main, first, second, part.time_dims))
 
     def _finish_compiled(self) -> None:
         """Of loops that sum H, the gradient of |x_i - y_j|^2, and G t for the weights: dL/dw_i = sum_j G_ij t_ij / w_i.
@@ -145,7 +144,7 @@ class ChordGradients:
         factor = (self.scale / self.c).to(f.work)[:, None]
         for side, points, w in ((self.queries, f.part.x, f.wx), (self.keys, f.part.y, f.wy)):
             gradient, _ = query_gradient(points.to(f.work), None, side.main, side.first, None, factor, 0)
-            side.finish((gradient, None if w is None else side.second * factor / w))
+            side.finish(gradient, None if w is None or side.second is None else side.second * factor / w)
 
     def take_unresolved(self, s: slice, i: slice, j: slice, some: Unresolved, g: Tensor) -> None:
         """Add up what unresolved pairs of a tile of entries s give; their g (E, R, C) becomes 0."""
@@ -156,8 +155,8 @@ class ChordGradients:
         g[some.k, row, column] = 0.0
         kappa = part.kappa[entry : entry + 1]
 
-        def of(t: Tensor | None, at: Tensor) -> Tensor | None:
-            return None if t is None else t[entry if t.shape[0] > 1 else 0].index_select(0, at)
+        def of(t: Tensor, at: Tensor) -> Tensor:
+            return t[entry if t.shape[0] > 1 else 0].index_select(0, at)
 
         for r, c, u in zip(*(t.split(PAIRS) for t in (row + i.start, column + j.start, upper)), strict=True):
             x, y = (
@@ -180,7 +179,7 @@ class ChordGradients:
                 2 * own.unsqueeze(-1) * minkowski(side.unresolved[..., :-1], time),
                 unit[:, None] * side.unresolved[..., -1],
             )
-            for into, gradient in zip(side.into, gradients, strict=True):
+            for into, gradient in zip((side.features, side.weights), gradients, strict=True):
                 if into is not None:
                     into.add_(side.ready, gradient.to(self.features.work), slice(None))
 

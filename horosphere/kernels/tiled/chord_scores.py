@@ -1,22 +1,5 @@
-r"""Squared distances of chord parts, tile by tile, and what their gradient does to the points.
-
-The streaming loops of horosphere.kernels.tiled.attention ask two things of a geometry: the tile
-:math:`z_{ij} = d_{ij}^2 + \varepsilon`, and to take dL/dz of that tile. Another geometry joins by offering what
-:class:`ChordScores` offers:
-
-    batch, n, m, dtype, device   of the matrix, and the type tiles are worked in
-    signs                        of length B: batch entries share a tile where these are equal
-    tensors                      how many buffers of a tile's size a group asks for
-    lent                         memory for the call (lent.Lent), given back by the forward loop and by gradients()
-    group(e, shift)              batch entries e, shift (E,) what is added to d^2 ("eps"): an object with
-        extent()                     a bound of d^2, which decides whether plain sums of weights are safe
-        tile(i, j, buffers, keep)    z (E, R, C) >= 0 in buffers[0] (products.Buffers); with ``keep`` the others stay
-                                     lent until pull
-        pull(i, j, g)                dL/dz / scale of that tile; g may be overwritten
-        rows_done(i, scale)          no more tiles of rows i: add up their gradients times scale (E,)
-        finish(scale)                no more tiles at all
-    prepare_gradients()          before the first pull
-    gradients()                  of its tensors
+"""Squared distances of chord parts, tile by tile, and what their gradient does to the points: a geometry of the
+streaming loops, see horosphere.kernels.tiled.scores.
 """
 
 from __future__ import annotations
@@ -31,15 +14,16 @@ from horosphere.kernels.chord.parts import Part
 from horosphere.kernels.tiled.chord_features import ChordFeatures
 from horosphere.kernels.tiled.chord_gradients import ChordGradients
 from horosphere.kernels.tiled.chord_tiles import PartTiles
-from horosphere.kernels.tiled.entries import Entries
+from horosphere.kernels.tiled.entries import PartEntries
 from horosphere.kernels.tiled.products import Buffers
+from horosphere.kernels.tiled.scores import Group, Scores
 from horosphere.kernels.tiled.workspace import Lent
 
 # Numbers of augmented features that are made at a time where a group has fewer: 8 MiB in float32.
 READY = 2**21
 
 
-class ChordScores:
+class ChordScores(Scores):
     """d^2 + eps of chord parts.
 
     Args:
@@ -49,6 +33,8 @@ class ChordScores:
         resolve: work rows with unresolved pairs again in float64, see horosphere.kernels.tiled.near.
         curvature: whether the gradient of kappa is wanted.
     """
+
+    signs: list[tuple[int, ...]]
 
     def __init__(
         self, parts: Sequence[Part], batch: torch.Size, dtype: torch.dtype, *, resolve: bool, curvature: bool = False
@@ -60,21 +46,18 @@ class ChordScores:
         self.tensors = 2 if len(parts) == 1 else 3
         self.kappas = [kappa_entries(p.kappa, batch).to(self.device) for p in parts]
         self.signs = list(zip(*([(k > 0) - (k < 0) for k in kappa.tolist()] for kappa in self.kappas), strict=True))
-        self.sides = [self._entries(p, tuple(p)) for p in parts]
-        self.into: list[list[Entries | None]] = []
+        self.sides = [PartEntries.of(p, batch) for p in parts]
+        self.into: list[PartEntries] = []
         self.slopes: list[Tensor] = []
-        self.ready, self.features, self.sums = slice(0, 0), [], []
+        self.ready = slice(0, 0)
+        self.features: list[ChordFeatures] = []
+        self.sums: list[ChordGradients] = []
         self.lent = Lent(dtype, self.device)
-
-    def _entries(self, part: Part, tensors: Sequence[Tensor | None]) -> list[Entries | None]:
-        """x, y, wx, wy of a part, batch entry by batch entry."""
-        x, y, _, wx, wy, _ = tensors
-        return [None if t is None else Entries(t, self.batch, own) for t, own in ((x, 2), (y, 2), (wx, 1), (wy, 1))]
 
     def group(self, e: slice, shift: Tensor) -> ChordGroup:
         self.make_ready(e)
         for k, f in enumerate(self.features):
-            if f.a is None:
+            if not f.augmented:
                 shapes = (f.entries, self.n), (f.entries, self.m)
                 width = f.part.x.shape[-1] + 2
                 f.augment(*(self.lent(f"features {k} {at}", *rows, width) for at, rows in enumerate(shapes)))
@@ -95,8 +78,7 @@ class ChordScores:
         self.ready, self.features = slice(e.start, stop), []
         signs = self.signs[e.start]
         for part, sides, kappa, sign in zip(self.parts, self.sides, self.kappas, signs, strict=True):
-            x, y, wx, wy = (None if s is None else s[self.ready] for s in sides)
-            one = Part(x, y, kappa[self.ready], wx, wy, part.time_dims)
+            one = sides.part(self.ready, kappa[self.ready], part.time_dims)
             self.features.append(ChordFeatures(one, sign, self.dtype))
         self.sums = [ChordGradients(f, into, self.ready) for f, into in zip(self.features, self.into, strict=False)]
 
@@ -107,10 +89,7 @@ class ChordScores:
         self.sums = []
 
     def prepare_gradients(self) -> None:
-        def zeros(t):
-            return torch.zeros(t.shape, dtype=self.dtype, device=t.device) if isinstance(t, Tensor) else t
-
-        self.into = [self._entries(p, [zeros(t) for t in p]) for p in self.parts]
+        self.into = [sides.zeros(self.dtype) for sides in self.sides]
         self.slopes = [torch.zeros_like(k) for k in self.kappas]
 
     def gradients(self) -> list[Tensor]:
@@ -126,7 +105,7 @@ class ChordScores:
         return found
 
 
-class ChordGroup:
+class ChordGroup(Group):
     """Some batch entries, whose curvatures have one sign in every part."""
 
     def __init__(self, scores: ChordScores, e: slice, s: slice, shift: Tensor):
@@ -150,11 +129,9 @@ class ChordGroup:
                 return t
             return part.add_to(self.shift, part.arc_(t, buffers, 1, keep), out=t)
         self.buffers = buffers
-        z = None
+        z = buffers.tile(0, self.e.stop - self.e.start, i.stop - i.start, j.stop - j.start)[0].copy_(self.shift)
         for part in self.parts:
             t = part.product(i, j, buffers, 1)
-            if z is None:
-                z = buffers.tile(0, *t.shape)[0].copy_(self.shift.expand(t.shape))
             part.add_to(z, part.arc_(t, buffers, 2, False), out=z)
         return z
 

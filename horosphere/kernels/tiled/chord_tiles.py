@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 class PartTiles:
     """Entries s of a part's features; ``inside``: eps, shift (E,), is added to t by the matrix product."""
 
+    sums: ChordGradients  # where gradients are wanted: given before the first of them
+
     def __init__(self, features: ChordFeatures, s: slice, scores: ChordScores, shift: Tensor, inside: bool):
         self.features, self.s, self.inside, self.curvature = features, s, inside, scores.curvature
         self.part, self.sign, self.work = features.part, features.sign, features.work
@@ -48,7 +50,6 @@ class PartTiles:
         self.slope: Tensor | None = None
         self.bend: Tensor | None = None
         # sums of gradients by a, of the rows at hand, and by b, of blocks by their first column
-        self.sums: ChordGradients | None = None
         self.da: Block | None = None
         self.db: dict[int, Block] = {}
         self.rows, self.columns = Blocks(self.a, self.e), Blocks(self.b, self.e, transposed=True)
@@ -89,10 +90,13 @@ class PartTiles:
         antipodal = t >= 2 if not float(t.amax()) < 2 else None
         if antipodal is not None:
             t.clamp_(max=2.0)
-        root = self._root(t, scratch) if keep else None
+        if not keep:
+            self.slope = None
+            return t.mul_(0.5).sqrt_().asin_()
+        root = self._root(t, scratch)
         phi = t.mul_(0.5).sqrt_().asin_()
-        self.slope = torch.div(phi, root, out=root) if keep else None
-        if keep and antipodal is not None:
+        self.slope = torch.div(phi, root, out=root)
+        if antipodal is not None:
             self.slope.masked_fill_(antipodal, 0.0)
         return phi
 

@@ -1,8 +1,6 @@
-"""Per-token metrics as a geometry of the streaming loops: what horosphere.kernels.tiled.chord_scores asks for."""
+"""Per-token metrics as a geometry of the streaming loops, see horosphere.kernels.tiled.scores."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,10 +8,12 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.kernels.low_rank.fibres import Fibres
 from horosphere.kernels.tiled.metric_tiles import MetricTiles, Tile
+from horosphere.kernels.tiled.products import Buffers
+from horosphere.kernels.tiled.scores import Group, Scores
 from horosphere.kernels.tiled.workspace import Lent
 
 
-class MetricScores:
+class MetricScores(Scores):
     """d^2 + eps under per-token metrics.
 
     Args:
@@ -45,7 +45,7 @@ class MetricScores:
         return self.tiles.gradients(self.scale)
 
 
-class MetricGroup:
+class MetricGroup(Group):
     """Some batch entries."""
 
     def __init__(self, scores: MetricScores, e: slice, shift: Tensor):
@@ -56,7 +56,7 @@ class MetricGroup:
     def extent(self) -> float:
         return self.tiles.extent()
 
-    def tile(self, i: slice, j: slice, buffers: Sequence[Tensor], keep: bool) -> Tensor:
+    def tile(self, i: slice, j: slice, buffers: Buffers, keep: bool) -> Tensor:
         self.buffers = buffers
         self.last = self.tiles.tile(self.e, i, j, self.shift, buffers[0], buffers[1])
         return self.last.z

@@ -19,7 +19,7 @@ def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
     made = MetricTiles(f, batch, dtype, tolerance)
     size = tile_size(out.device)
     buffers = torch.empty(2, min(size, max(1, out.numel())), dtype=dtype, device=out.device)
-    for e, i, j in tiles(*out.shape, size, 1, True):
+    for e, i, j in tiles(batch.numel(), n, m, size, 1, True):
         out[e, i, j] = made.tile(e, i, j, None, *buffers).z
     return result
 
@@ -31,12 +31,13 @@ def sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]
     2^-53 of the points.
     """
     n, m = f.q.shape[-2], f.k.shape[-2]
-    grad = grad.reshape(f.batch.numel(), n, m)
+    entries = f.batch.numel()
+    grad = grad.reshape(entries, n, m)
     made = MetricTiles(f, f.batch, dtype, None)
     made.prepare_gradients()
     size = tile_size(grad.device)
     buffers = torch.empty(3, min(size, max(1, grad.numel())), dtype=dtype, device=grad.device)
-    for e, i, j in tiles(*grad.shape, size, 1, True):
+    for e, i, j in tiles(entries, n, m, size, 1, True):
         upper = grad[e, i, j]
         g = buffers[2, : upper.numel()].view(upper.shape)
         g.copy_(upper)

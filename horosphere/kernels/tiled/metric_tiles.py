@@ -20,7 +20,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.chord.augment import tile_product
-from horosphere.kernels.low_rank.fibres import Fibres, limits
+from horosphere.kernels.low_rank.fibres import Fibres, Metric, limits
 from horosphere.kernels.reference.metric_sqdist import by_differences
 from horosphere.kernels.tiled.huge_pages import prefer_large
 
@@ -54,6 +54,14 @@ class MetricTiles:
         tolerance: relative error of d^2 + eps above which a pair is worked from differences; None: never.
     """
 
+    # Gradients, once they are prepared or taken: of all features, and of the metrics of the ends that have them.
+    _da: Tensor
+    _db: Tensor
+    _dx: Tensor
+    _dy: Tensor
+    _dquery: Side
+    _dkey: Side
+
     def __init__(self, f: Fibres, batch: torch.Size, dtype: torch.dtype, tolerance: float | None):
         self.fibres, self.batch, self.flat, self.dtype = f, batch, f.flat(batch, dtype), dtype
         self.root = f.share**0.5
@@ -62,19 +70,24 @@ class MetricTiles:
         one_q, one_k = torch.ones_like(nq), torch.ones_like(nk)
         self.a, self.b = torch.cat((-2 * q, nq, one_q), -1), torch.cat((k, one_k, nk), -1)
         self.x, self.y = (torch.cat(t, -1).mul_(self.root) for t in ((q, one_q), (k, one_k)))
-        self.query = self._side(self.flat.scale_q, self.flat.factor_q, q)
-        self.key = self._side(self.flat.scale_k, self.flat.factor_k, k)
+        self.query, self.key = self._side(self.flat.metric_q, q), self._side(self.flat.metric_k, k)
+        self._scales = []  # of the ends that have metrics, spread over the matrix
+        if self.query is not None:
+            self._scales.append(self.query.scales.unsqueeze(-1).expand(-1, -1, k.shape[1]))
+        if self.key is not None:
+            self._scales.append(self.key.scales.unsqueeze(-2).expand(-1, q.shape[1], -1))
         self.tolerance = tolerance
-        self.wide: MetricTiles | None = None  # the same in float64, for tiles full of near pairs
-        self._sides: list[Side | None] | None = None  # gradients, as all that follow
-        self._direct: list[Tensor | None] | None = None  # of pairs worked from differences
+        self._wide: MetricTiles | None = None  # the same in float64, for tiles full of near pairs
+        self._summed = False  # whether there are gradients
+        self._direct: list[Tensor] | None = None  # those of pairs worked from differences, of the fibres' tensors
         self.norms = nq.squeeze(-1), nk.squeeze(-1)
         if tolerance is not None:
             self._bounds(*self.norms, tolerance)
 
-    def _side(self, scale: Tensor | None, factor: Tensor | None, points: Tensor) -> Side | None:
-        if scale is None:
+    def _side(self, metric: Metric | None, points: Tensor) -> Side | None:
+        if metric is None:
             return None
+        scale, factor = metric
         entries, rows, dim, rank = factor.shape
         columns = prefer_large(factor.new_empty(rank, entries, rows, dim + 1))
         columns[..., :dim] = factor.permute(3, 0, 1, 2)
@@ -87,8 +100,8 @@ class MetricTiles:
 
     def extent(self) -> float:
         """A bound of d^2: the largest difference times the largest eigenvalues."""
-        sides = ((self.flat.scale_q, self.flat.factor_q), (self.flat.scale_k, self.flat.factor_k))
-        largest = [_most(s**2 + _square(u)) for s, u in sides if s is not None]
+        metrics = (self.flat.metric_q, self.flat.metric_k)
+        largest = [_most(metric.scale**2 + _square(metric.factor)) for metric in metrics if metric is not None]
         return (_most(self.norms[0]) ** 0.5 + _most(self.norms[1]) ** 0.5) ** 2 * max(largest)
 
     def tile(self, e: slice, i: slice, j: slice, eps: Tensor | None, out: Tensor, scratch: Tensor) -> Tile:
@@ -113,10 +126,8 @@ class MetricTiles:
         if not near.shape[0]:
             return Tile(z, None, None)
         if near.shape[0] > PAIRS and self.dtype != torch.float64:
-            if self.wide is None:
-                self.wide = MetricTiles(self.fibres, self.batch, torch.float64, self.tolerance)
             buffers = z.new_empty(2, z.numel(), dtype=torch.float64)
-            exact = self.wide.tile(e, i, j, None if eps is None else eps.to(torch.float64), *buffers)
+            exact = self._in_float64().tile(e, i, j, None if eps is None else eps.to(torch.float64), *buffers)
             return Tile(z.copy_(exact.z), None, exact)
         for some in near.split(PAIRS):
             d2 = by_differences(self._pairs(some, e, i, j))
@@ -125,22 +136,25 @@ class MetricTiles:
             ).to(z.dtype)
         return Tile(z, near, None)
 
+    def _in_float64(self) -> MetricTiles:
+        if self._wide is None:
+            self._wide = MetricTiles(self.fibres, self.batch, torch.float64, self.tolerance)
+        return self._wide
+
     def _columns(self, e: slice, i: slice, j: slice, scratch: Tensor) -> Iterator[Tensor]:
         """The tile of every U_r^T delta, one after the other in the same buffer."""
-        for r in range(self.query.columns.shape[0] if self.query else 0):
-            yield tile_product(self.query.columns[r, e, i], self.y[e, j], scratch)
-        for r in range(self.key.columns.shape[0] if self.key else 0):
-            yield tile_product(self.x[e, i], self.key.columns[r, e, j], scratch)
+        if self.query is not None:
+            for columns in self.query.columns.unbind():
+                yield tile_product(columns[e, i], self.y[e, j], scratch)
+        if self.key is not None:
+            for columns in self.key.columns.unbind():
+                yield tile_product(self.x[e, i], columns[e, j], scratch)
 
     def _times_scales(self, t: Tensor, e: slice, i: slice, j: slice, scratch: Tensor, plus: Tensor | None) -> None:
         """t times what |delta|^2 is multiplied with, plus (E, 1, 1), in place."""
-        if self.query is None:
-            scales = self.key.scales[e, None, j]
-        elif self.key is None:
-            scales = self.query.scales[e, i, None]
-        else:
-            scales = scratch[: t.numel()].view(t.shape)
-            torch.add(self.query.scales[e, i, None], self.key.scales[e, None, j], out=scales)
+        scales, *others = (s[e, i, j] for s in self._scales)
+        if others:
+            scales = torch.add(scales, others[0], out=scratch[: t.numel()].view(t.shape))
         if plus is None:
             t.mul_(scales)
         else:
@@ -148,12 +162,7 @@ class MetricTiles:
 
     def _pairs(self, at: Tensor, e: slice, i: slice, j: slice) -> Fibres:
         entry, row, column = self._places(at, e, i, j)
-        return Fibres(
-            *(
-                None if t is None else t[entry, place]
-                for t, place in zip(self.flat, (row, column, row, row, column, column), strict=True)
-            )
-        )
+        return self.flat.pairs((entry, row), (entry, column))
 
     def _places(self, at: Tensor, e: slice, i: slice, j: slice) -> tuple[Tensor, Tensor, Tensor]:
         entry, row, column = at.unbind(-1)
@@ -164,37 +173,39 @@ class MetricTiles:
     def prepare_gradients(self) -> None:
         """Zeros for the gradients of everything augmented."""
         self._da, self._db, self._dx, self._dy = (torch.zeros_like(t) for t in (self.a, self.b, self.x, self.y))
-        self._sides = [
-            None if s is None else Side(*(prefer_large(torch.empty_like(t)).zero_() for t in s))
-            for s in (self.query, self.key)
-        ]
+        if self.query is not None:
+            self._dquery = _zeros(self.query)
+        if self.key is not None:
+            self._dkey = _zeros(self.key)
+        self._summed = True
 
     def add_gradient(
         self, g: Tensor, tile: Tile | None, e: slice, i: slice, j: slice, one: Tensor, two: Tensor
     ) -> None:
         """Add what a tile gives, g = dL/d(d^2), which is overwritten; the buffers are as large as the tile."""
         if tile is not None and tile.exact is not None:
-            if self.wide._sides is None:
-                self.wide.prepare_gradients()
-            self.wide.add_gradient(
-                g.to(torch.float64), tile.exact, e, i, j, *g.new_empty(2, g.numel(), dtype=torch.float64)
-            )
+            wide = self._in_float64()
+            if not wide._summed:
+                wide.prepare_gradients()
+            wide.add_gradient(g.to(torch.float64), tile.exact, e, i, j, *g.new_empty(2, g.numel(), dtype=torch.float64))
             return
         if tile is not None and tile.near is not None:
             self._add_differences(g, tile.near, e, i, j)
-        for r in range(self.query.columns.shape[0] if self.query else 0):
-            t = tile_product(self.query.columns[r, e, i], self.y[e, j], one).mul_(g)
-            _accumulate(self._sides[0].columns[r, e, i], t, self.y[e, j])
-            _accumulate(self._dy[e, j], t.mT, self.query.columns[r, e, i])
-        for r in range(self.key.columns.shape[0] if self.key else 0):
-            t = tile_product(self.x[e, i], self.key.columns[r, e, j], one).mul_(g)
-            _accumulate(self._sides[1].columns[r, e, j], t.mT, self.x[e, i])
-            _accumulate(self._dx[e, i], t, self.key.columns[r, e, j])
+        if self.query is not None:
+            for columns, into in zip(self.query.columns.unbind(), self._dquery.columns.unbind(), strict=True):
+                t = tile_product(columns[e, i], self.y[e, j], one).mul_(g)
+                _accumulate(into[e, i], t, self.y[e, j])
+                _accumulate(self._dy[e, j], t.mT, columns[e, i])
+        if self.key is not None:
+            for columns, into in zip(self.key.columns.unbind(), self._dkey.columns.unbind(), strict=True):
+                t = tile_product(self.x[e, i], columns[e, j], one).mul_(g)
+                _accumulate(into[e, j], t.mT, self.x[e, i])
+                _accumulate(self._dx[e, i], t, columns[e, j])
         u = tile_product(self.a[e, i], self.b[e, j], one).mul_(g)
-        if self.query:
-            self._sides[0].scales[e, i] += u.sum(-1)
-        if self.key:
-            self._sides[1].scales[e, j] += u.sum(-2)
+        if self.query is not None:
+            self._dquery.scales[e, i] += u.sum(-1)
+        if self.key is not None:
+            self._dkey.scales[e, j] += u.sum(-2)
         self._times_scales(g, e, i, j, two, None)
         _accumulate(self._da[e, i], g, self.b[e, j])
         _accumulate(self._db[e, j], g.mT, self.a[e, i])
@@ -204,15 +215,17 @@ class MetricTiles:
         for some in near.split(PAIRS):
             upper = g[tuple(some.T)].to(torch.float64)
             with torch.enable_grad():
-                leaves = self._pairs(some, e, i, j)
-                leaves = Fibres(*(None if t is None else t.detach().to(torch.float64).requires_grad_() for t in leaves))
-                found = iter(torch.autograd.grad(by_differences(leaves), leaves.tensors(), upper))
+                leaves = self._pairs(some, e, i, j).each(
+                    lambda t, own, of_keys: t.detach().to(torch.float64).requires_grad_()
+                )
+                found = torch.autograd.grad(by_differences(leaves), leaves.tensors(), upper)
             if self._direct is None:
-                self._direct = [None if t is None else torch.zeros_like(t, dtype=torch.float64) for t in self.flat]
+                self._direct = [torch.zeros_like(t, dtype=torch.float64) for t in self.flat.tensors()]
             entry, row, column = self._places(some, e, i, j)
-            for into, place in zip(self._direct, (row, column, row, row, column, column), strict=True):
-                if into is not None:
-                    into.index_put_((entry, place), next(found), accumulate=True)
+            queries = () if self.query is None else (row, row)
+            keys = () if self.key is None else (column, column)
+            for into, place, gradient in zip(self._direct, (row, column, *queries, *keys), found, strict=True):
+                into.index_put_((entry, place), gradient, accumulate=True)
         g[tuple(near.T)] = 0.0
 
     def take_gradients(self, keys: bool, features: Tensor, side: Side | None, points: Tensor) -> None:
@@ -221,40 +234,52 @@ class MetricTiles:
             self._db, self._dy = features, points
         else:
             self._da, self._dx = features, points
-        self._sides = self._sides or [None, None]
-        self._sides[keys] = side
+        if side is not None and keys:
+            self._dkey = side
+        elif side is not None:
+            self._dquery = side
+        self._summed = True
 
     def gradients(self, scale: Tensor | None = None) -> list[Tensor]:
         """dL/d of every tensor of the fibres, in their shapes and types; ``scale`` (B,) multiplies all."""
         found = self._flat_gradients()
-        if self.wide is not None and self.wide._sides is not None:
-            found = [None if g is None else g + h for g, h in zip(found, self.wide._flat_gradients(), strict=True)]
+        if self._wide is not None and self._wide._summed:
+            found = [g + h for g, h in zip(found, self._wide._flat_gradients(), strict=True)]
         out = []
-        for g, like in zip(found, self.fibres, strict=True):
-            if g is not None:
-                g = g if scale is None else g * scale.view(-1, *[1] * (g.dim() - 1))
-                out.append(g.reshape(*self.batch, *g.shape[1:]).sum_to_size(like.shape).to(like.dtype))
+        for g, like in zip(found, self.fibres.tensors(), strict=True):
+            g = g if scale is None else g * scale.view(-1, *[1] * (g.dim() - 1))
+            out.append(g.reshape(*self.batch, *g.shape[1:]).sum_to_size(like.shape).to(like.dtype))
         return out
 
-    def _flat_gradients(self) -> list[Tensor | None]:
+    def _flat_gradients(self) -> list[Tensor]:
         f, d = self.flat, self.flat.q.shape[-1]
         da, db, dx, dy = self._da, self._db, self._dx, self._dy
         dq = 2 * (f.q * da[..., d : d + 1] - da[..., :d]) + 2 * self.root * dx[..., :d]
         dk = 2 * f.k * db[..., d + 1 :] + db[..., :d] + 2 * self.root * dy[..., :d]
-        found = [dq, dk]
-        sides = ((self.query, f.scale_q, f.q), (self.key, f.scale_k, f.k))
-        for at, (side, scale, points) in enumerate(sides):
-            if side is None:
-                found += [None, None]
-                continue
-            columns = 2 * self._sides[at].columns
-            last = columns[..., d:]
-            found[at] = found[at] - torch.einsum("rbnd,rbn->bnd", side.columns[..., :d], last.squeeze(-1))
-            found.append(2 * self.fibres.share * scale * self._sides[at].scales)
-            found.append(columns[..., :d].sub_(points * last).permute(1, 2, 3, 0))
-        if self._direct is not None:
-            found = [None if g is None else g + h for g, h in zip(found, self._direct, strict=True)]
-        return found
+        metrics: list[Tensor] = []
+        if self.query is not None and f.scale_q is not None:
+            taken, *metric = self._end_gradients(self.query, self._dquery, f.scale_q, f.q)
+            dq = dq - taken
+            metrics += metric
+        if self.key is not None and f.scale_k is not None:
+            taken, *metric = self._end_gradients(self.key, self._dkey, f.scale_k, f.k)
+            dk = dk - taken
+            metrics += metric
+        found = [dq, dk, *metrics]
+        return found if self._direct is None else [g + h for g, h in zip(found, self._direct, strict=True)]
+
+    def _end_gradients(self, side: Side, sums: Side, scale: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the last feature of an end's columns takes from its points, and dL/d of its scale and factor."""
+        d = points.shape[-1]
+        columns = 2 * sums.columns
+        last = columns[..., d:]
+        taken = torch.einsum("rbnd,rbn->bnd", side.columns[..., :d], last.squeeze(-1))
+        factor = columns[..., :d].sub_(points * last).permute(1, 2, 3, 0)
+        return taken, 2 * self.fibres.share * scale * sums.scales, factor
+
+
+def _zeros(side: Side) -> Side:
+    return Side(*(prefer_large(torch.empty_like(t)).zero_() for t in side))
 
 
 def _square(factor: Tensor) -> Tensor:

@@ -89,12 +89,12 @@ class Near:
         """t (P, C) of rows of entry k, in float64."""
         part, entry = self.features.part, self.s.start + k
 
-        def of(t: Tensor | None, at: Tensor | slice) -> Tensor | None:
-            return None if t is None else t[entry if t.shape[0] > 1 else 0][at].to(torch.float64).unsqueeze(0)
+        def of(t: Tensor, at: Tensor | slice) -> Tensor:
+            return t[entry if t.shape[0] > 1 else 0][at].to(torch.float64).unsqueeze(0)
 
-        x, y, wx, wy = of(part.x, rows), of(part.y, j), of(part.wx, rows), of(part.wy, j)
         kappa = part.kappa[entry : entry + 1]
-        x, y = (with_own_time(s, kappa, part.time_dims) for s in (x, y))
+        x, y = (with_own_time(of(t, at), kappa, part.time_dims) for t, at in ((part.x, rows), (part.y, j)))
+        wx, wy = (None if w is None else of(w, at) for w, at in ((part.wx, rows), (part.wy, j)))
         one = augment(Part(x, y, kappa, wx, wy, part.time_dims), torch.Size((1,)), torch.float64)
         a, b, shift = one.a[0], one.b[0], self.shift[k]
         t = a @ b.mT
@@ -105,7 +105,7 @@ class Near:
             again = self._unresolved(t, k, rows, j, shift, scale).any(-1)
         if bool(again.any()):
             s = _differences(x[0, again], y[0], part.time_dims)
-            if wx is not None:
+            if wx is not None and wy is not None:
                 s *= wx[0, again].unsqueeze(-1) * wy
             t[again] = s * self.features.c[entry]
         t.clamp_(min=_numerics.SMALLEST_CHORD2)
@@ -128,9 +128,9 @@ def _differences(x: Tensor, y: Tensor, time_dims: int) -> Tensor:
     for f in range(time_dims, x.shape[-1]):
         delta = x[:, f, None] - y[:, f]
         out.addcmul_(delta, delta)
-        if time_dims:
+        if along is not None:
             along.addcmul_(delta, x[:, f, None] + y[:, f])
-    if time_dims:
+    if along is not None:
         out.sub_(along.div_(x[:, :1] + y[:, 0]).square_())
     return out
 

@@ -79,16 +79,16 @@ def _fill(made: Sequence[Augmented], wide: Sequence[bool], entry: int, i: slice,
     if len(made) == 1:
         torch.mm(made[0].a[entry, i], made[0].b[entry].mT, out=keys)
         return
-    total = None
-    for a, w in zip(made, wide, strict=True):
+    total = buffers[3, : keys.numel()].view(keys.shape)
+    for k, (a, w) in enumerate(zip(made, wide, strict=True)):
         t = tile_product(a.a[entry : entry + 1, i], a.b[entry : entry + 1], buffers[1])[0]
         sign = a.signs[entry]
         scratch = buffers[2, : t.numel()].view(t.shape)
         d = arcs.arc_(arcs.clamp_(t, sign), sign, scratch, w).mul_(a.factor[entry, 0])
-        if total is None:
-            total = torch.mul(d, d, out=buffers[3, : t.numel()].view(t.shape))
-        else:
+        if k:
             total.addcmul_(d, d)
+        else:
+            torch.mul(d, d, out=total)
     keys.copy_(total)
 
 

@@ -39,7 +39,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, same: bool = Fal
     for e, i, j in tiles(out.shape[0], n, padded, size, width, all_alike(made), same):
         # where pairs are looked for, the weights of columns are multiplied in afterwards
         ts = [tile_product(a.a[e, i], (a.plain_b if resolve else a.b)[e, j], buffers[k]) for k, a in enumerate(made)]
-        log = resolve and search.look(ts, e, i, j)
+        log = search is not None and search.look(ts, e, i, j)
         tile = out[e, i, j]
         if len(made) == 1:
             _finish_one(made[0], ts[0], e, squared, wide[0], log, resolve, buffers[-1], tile)
@@ -47,7 +47,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, same: bool = Fal
             _finish_sum(made, ts, e, squared, wide, buffers, tile)
         if same and j.stop >= m:
             mirror_(out[e], i)
-    picked = search.result(device) if resolve else torch.empty(0, dtype=torch.int64, device=device)
+    picked = torch.empty(0, dtype=torch.int64, device=device) if search is None else search.result(device)
     return result, picked
 
 

@@ -35,11 +35,12 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     wide = [may_overflow(a) for a in made]
     da, db = [torch.zeros_like(a.a) for a in made], [torch.zeros_like(a.b) for a in made]
     dk = [torch.zeros(batch.numel(), dtype=torch.float64, device=grad.device) for _ in made]
-    width = group_width(grad.shape[-1])
+    n, m = grad.shape[-2:]
+    width = group_width(m)
     size = max(tile_size(grad.device), width)
     buffers = torch.empty(3, min(size, max(1, grad.numel())), dtype=dtype, device=grad.device)
     single = len(made) == 1
-    for e, i, j in tiles(*grad.shape, size, width, all_alike(made)):
+    for e, i, j in tiles(batch.numel(), n, m, size, width, all_alike(made)):
         upper = grad[e, i, j]
         if not single:
             upper = upper.to(dtype) if squared else _through_root(made, wide, upper, e, i, j, buffers)
@@ -58,8 +59,8 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
             _accumulate(da[k][e, i], g, a.b[e, j])
             _accumulate(db[k][e, j], g.mT, a.a[e, i])
     grads = []
-    for part, *sums in zip(parts, da, db, dk, strict=True):
-        grads += per_point(part, batch, *sums, squared or not single, curvature)
+    for part, a_sum, b_sum, k_sum in zip(parts, da, db, dk, strict=True):
+        grads += per_point(part, batch, a_sum, b_sum, k_sum, squared or not single, curvature)
     return grads
 
 
@@ -91,21 +92,19 @@ def per_point(
     x, y = flat(part.x, batch, 2).to(torch.float64), flat(part.y, batch, 2).to(torch.float64)
     da, db = da.to(torch.float64), db.to(torch.float64)
     wx, wy = (None if w is None else flat(w, batch, 1).to(torch.float64) for w in (part.wx, part.wy))
-    (mx, x1, x2), (my, y1, y2) = ((d[..., :-2], d[..., -2], d[..., -1]) for d in (da, db))
-    if part.time_dims:  # norms enter the comparison only, not the distance
-        x1 = x2 = y1 = y2 = None
-    gx, gwx = query_gradient(x, wx, mx.clone(), x1, x2, c, part.time_dims)
-    gy, gwy = key_gradient(y, wy, my.clone(), y1, y2, part.time_dims)
-    weights = [] if wx is None else [gwx, gwy]
+    # with time coordinates norms enter the comparison only, not the distance
+    (x1, x2), (y1, y2) = ((None, None) if part.time_dims else (d[..., -2], d[..., -1]) for d in (da, db))
+    gx, gwx = query_gradient(x, wx, da[..., :-2].clone(), x1, x2, c, part.time_dims)
+    gy, gwy = key_gradient(y, wy, db[..., :-2].clone(), y1, y2, part.time_dims)
     gk = torch.zeros_like(kappa)
     if curvature:
         power = torch.where(curved, kappa.abs(), 1.0)
         gk = dk / (power**2 if square else power**1.5)
         if part.time_dims:  # u = 2/kappa - 2 <x, y>_J
             gk = gk - 2 / kappa**2 * (c * da[..., x.shape[-1]]).sum(-1)
-    gradients = [gx, gy, gk.to(part.kappa.device), *weights]
-    likes = [part.x, part.y, part.kappa, *((part.wx, part.wy) if weights else ())]
-    return [_fold(g, like, batch) for g, like in zip(gradients, likes, strict=True)]
+    gk = gk.to(part.kappa.device)
+    found = ((gx, part.x), (gy, part.y), (gk, part.kappa), (gwx, part.wx), (gwy, part.wy))
+    return [_fold(g, like, batch) for g, like in found if g is not None and like is not None]
 
 
 def _fold(g: Tensor, like: Tensor, batch: torch.Size) -> Tensor:

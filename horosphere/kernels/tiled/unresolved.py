@@ -10,6 +10,8 @@ of magnitude within a group.)
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,27 +25,34 @@ from horosphere.kernels.chord.augment import Augmented
 FEW = 1 / 16
 
 
+class Weights(NamedTuple):
+    """Weights of columns cut into G groups."""
+
+    w: Tensor  # (B G, width)
+    most: Tensor  # (B, 1, G)
+    least: Tensor  # (B, 1, G)
+
+    @classmethod
+    def of(cls, wy: Tensor, width: int) -> Weights:
+        w = wy.unflatten(-1, (-1, width))
+        return cls(w.reshape(-1, width), w.amax(-1)[:, None], w.amin(-1)[:, None])
+
+
 class Bound(NamedTuple):
     """What the bound of one part needs, columns cut into G groups."""
 
     p: Tensor  # (B N)
     q: Tensor  # (B N)
     n: Tensor  # (B G, width)
-    w: Tensor | None  # (B G, width)
+    weights: Weights | None
     largest: Tensor  # (B, N, G), of t / w_j
-    most_w: Tensor | float  # (B, 1, G)
-    least_w: Tensor | float  # (B, 1, G)
 
     @classmethod
     def of(cls, a: Augmented, width: int) -> Bound:
         n = a.n.unflatten(-1, (-1, width))
         largest = a.p[..., None] + a.q[..., None] * n.amax(-1)[:, None]
-        w, most, least = None, 1.0, 1.0
-        if a.wy is not None:
-            w = a.wy.unflatten(-1, (-1, width))
-            most, least = w.amax(-1)[:, None], w.amin(-1)[:, None]
-            w = w.reshape(-1, width)
-        return cls(a.p.reshape(-1), a.q.reshape(-1), n.reshape(-1, width), w, largest, most, least)
+        weights = None if a.wy is None else Weights.of(a.wy, width)
+        return cls(a.p.reshape(-1), a.q.reshape(-1), n.reshape(-1, width), weights, largest)
 
 
 class Search:
@@ -52,7 +61,9 @@ class Search:
     def __init__(self, made: Sequence[Augmented], n: int, m: int, width: int, wide: Sequence[bool], capacity: int):
         self.made, self.bounds, self.wide = made, [Bound.of(a, width) for a in made], wide
         self.n, self.m, self.width, self.groups = n, m, width, self.bounds[0].largest.shape[-1]
-        self.capacity, self.pending, self.waiting, self.found = capacity, [], 0, []
+        self.capacity, self.waiting = capacity, 0
+        self.pending: list[tuple[Tensor, ...]] = []
+        self.found: list[Tensor] = []
         self.signs: list[int] = []
 
     def look(self, ts: Sequence[Tensor], e: slice, i: slice, j: slice) -> bool:
@@ -67,22 +78,24 @@ class Search:
             self.signs = signs
         groups = slice(j.start // self.width, j.stop // self.width)
         cut = [t.unflatten(-1, (-1, self.width)) for t in ts]
-        doubtful, log = None, False
+        log = False
+        parts = []
         for sign, b, t in zip(signs, self.bounds, cut, strict=True):
             limit = b.largest[e, i, groups]
             lows = t.amin(-1)
             here = ~(lows >= limit)  # NaN counts
-            if b.w is not None:
-                t.mul_(b.w.view(-1, 1, self.groups, self.width)[e, :, groups])
+            if b.weights is not None:
+                t.mul_(b.weights.w.view(-1, 1, self.groups, self.width)[e, :, groups])
             if sign > 0:
-                most = b.most_w[e, :, groups] if b.w is not None else b.most_w
+                most = 1.0 if b.weights is None else b.weights.most[e, :, groups]
                 here |= ~(t.amax(-1) <= 2 - limit * most)
             elif sign < 0 and len(ts) == 1:
-                small = lows * (b.least_w[e, :, groups] if b.w is not None else 1.0) < arcs.PLAIN_LOG
+                small = lows * (1.0 if b.weights is None else b.weights.least[e, :, groups]) < arcs.PLAIN_LOG
                 small |= here
                 log = int(small.sum()) <= FEW * small.numel()
                 here = small if log else here
-            doubtful = here if doubtful is None else doubtful | here
+            parts.append(here)
+        doubtful = functools.reduce(operator.or_, parts)
         entry, row, group = doubtful.nonzero(as_tuple=True)
         if entry.numel():
             at = (entry * doubtful.shape[1] + row) * doubtful.shape[2] + group
@@ -103,28 +116,34 @@ class Search:
         self.pending, self.waiting = [], 0
         entry = rows // self.n
         own = entry * self.groups + group
-        far = total = doubt = None
-        for a, sign, b, t, w in zip(self.made, self.signs, self.bounds, ts, self.wide, strict=True):
-            limit = torch.addcmul(b.p[rows].unsqueeze(-1), b.q[rows].unsqueeze(-1), b.n.index_select(0, own))
-            if b.w is not None:
-                limit.mul_(b.w.index_select(0, own))
-            if sign > 0:
-                antipodal = ~(t <= 2 - limit)
-                far = antipodal if far is None else far | antipodal
-            if len(ts) == 1:
-                total, doubt = t, torch.maximum(limit, least)
-                break
-            t = arcs.clamp_(t, sign)
+        limits = [self._limit(b, rows, own) for b in self.bounds]
+        picked = [~(t <= 2 - limit) for t, limit, sign in zip(ts, limits, self.signs, strict=True) if sign > 0]
+        if len(ts) == 1:
+            picked.append(~(ts[0] >= torch.maximum(limits[0], least)))
+        else:
+            picked.append(self._near(entry, ts, limits))
+        which, column = functools.reduce(operator.or_, picked).nonzero(as_tuple=True)
+        column = column + group[which] * self.width
+        real = column < self.m  # the last columns repeat the last point
+        self.found.append((rows[which] * self.m + column)[real])
+
+    def _limit(self, b: Bound, rows: Tensor, own: Tensor) -> Tensor:
+        """The bound of t of every pair of groups ``own``, in these rows."""
+        limit = torch.addcmul(b.p[rows].unsqueeze(-1), b.q[rows].unsqueeze(-1), b.n.index_select(0, own))
+        return limit if b.weights is None else limit.mul_(b.weights.w.index_select(0, own))
+
+    def _near(self, entry: Tensor, ts: Sequence[Tensor], limits: Sequence[Tensor]) -> Tensor:
+        """Pairs whose sum of d^2 is less than that of slope times bound; the ts are clamped."""
+        squares, doubts = [], []
+        for a, sign, t, limit, w in zip(self.made, self.signs, ts, limits, self.wide, strict=True):
+            arcs.clamp_(t, sign)
             unit = a.factor[entry, 0] ** 2
             d2 = unit * arcs.arc_(t.clone(), sign, torch.empty_like(t), w) ** 2
             # slope of d^2 by t: d^2 / t, and its limit at 0
             slope = torch.where(t > 0, d2 / torch.where(t > 0, t, 1.0), 2 * unit if sign else 1.0)
-            total, doubt = (d2, slope * limit) if total is None else (total + d2, doubt + slope * limit)
-        near = ~(total >= doubt)
-        which, column = (near if far is None else near | far).nonzero(as_tuple=True)
-        column = column + group[which] * self.width
-        real = column < self.m  # the last columns repeat the last point
-        self.found.append((rows[which] * self.m + column)[real])
+            squares.append(d2)
+            doubts.append(slope * limit)
+        return ~(functools.reduce(operator.add, squares) >= functools.reduce(operator.add, doubts))
 
     def result(self, device: torch.device) -> Tensor:
         """Flat indices (P,) of the unresolved pairs."""

@@ -28,16 +28,16 @@ class Weighing:
 
     def __init__(self, kind: str, power: Tensor, shift: Tensor, extent: float, dtype: torch.dtype, biased: bool):
         self.kind = kind
-        powers = power.tolist()
+        powers: list[float] = power.tolist()
         alike = all(p == powers[0] for p in powers)
-        self.power = powers[0] if alike else power.to(dtype)[:, None, None]
+        self.power: float | Tensor = powers[0] if alike else power.to(dtype)[:, None, None]
         if kind == "inverse":
             low, high = float(shift.min()), float(shift.max()) + extent
             reach = max(abs(math.log(low)) if low > 0 else math.inf, abs(math.log(high)) if high > 0 else math.inf)
         else:
             reach = math.sqrt(extent) if kind == "softmax" else extent
         self.plain = not biased and max(powers) * reach <= PLAIN[dtype]
-        self.reciprocal = kind == "inverse" and self.plain and self.power == 1.0 if alike else False
+        self.reciprocal = kind == "inverse" and self.plain and alike and powers[0] == 1.0
 
     def logits_(self, z: Tensor) -> Tensor:
         """log w in place of z."""
@@ -75,18 +75,22 @@ class Mask:
 
     def __init__(self, bias: Tensor | None, causal: int | None, batch: torch.Size):
         self.causal = causal
-        self.boolean = bias is not None and bias.dtype == torch.bool
-        self.bias = None if bias is None else Entries(bias, batch, 2)
+        self.allowed: Entries | None = None
+        self.added: Entries | None = None
+        if bias is not None and bias.dtype == torch.bool:
+            self.allowed = Entries(bias, batch, 2)
+        elif bias is not None:
+            self.added = Entries(bias, batch, 2)
         self.triangles: dict[tuple[int, int, int], Tensor] = {}
 
     @property
     def some(self) -> bool:
         """Whether there may be keys that take no part."""
-        return self.causal is not None or self.bias is not None
+        return self.causal is not None or self.allowed is not None or self.added is not None
 
     @property
     def biased(self) -> bool:
-        return self.bias is not None and not self.boolean
+        return self.added is not None
 
     def nobody(self, i: slice, j: slice) -> bool:
         """Whether no key of the tile takes part."""
@@ -97,18 +101,18 @@ class Mask:
 
     def weights_(self, w: Tensor, e: slice, i: slice, j: slice) -> Tensor:
         """w, 0 where a key takes no part."""
-        if self.boolean:
-            w.mul_(self.bias.block(e, i, j))
+        if self.allowed is not None:
+            w.mul_(self.allowed.block(e, i, j))
         if self._partly(i, j):
             w.tril_(self.causal + i.start - j.start)
         return w
 
     def logits_(self, logits: Tensor, e: slice, i: slice, j: slice) -> Tensor:
         """logits with the bias, -inf where a key takes no part."""
-        if self.boolean:
-            logits.masked_fill_(~self.bias.block(e, i, j), -torch.inf)
-        elif self.bias is not None:
-            logits.add_(self.bias.block(e, i, j))
+        if self.allowed is not None:
+            logits.masked_fill_(~self.allowed.block(e, i, j), -torch.inf)
+        elif self.added is not None:
+            logits.add_(self.added.block(e, i, j))
         if self._partly(i, j):
             rows, columns = logits.shape[-2:]
             key = rows, columns, self.causal + i.start - j.start
