@@ -5,6 +5,8 @@ optimizers, and graph embeddings. ``kappa`` is the signed sectional curvature ev
 """
 
 import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from horosphere import attention, manifolds, optim
 from horosphere.manifolds import (
@@ -31,6 +33,9 @@ from horosphere.manifolds import (
     register_manifold,
     validate_points,
 )
+
+if TYPE_CHECKING:  # what __getattr__ loads, for checkers and editors
+    from horosphere import data, diagnostics, embedding, integrations, kernels, memory, models, routing, testing
 
 __version__ = "0.1.0"
 _LAZY = ("data", "diagnostics", "embedding", "integrations", "kernels", "memory", "models", "routing", "testing")
@@ -73,12 +78,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> ModuleType:
     # scikit-learn, networkx and hypothesis take seconds to import: only whoever names these packages pays
     if name in _LAZY:
         return importlib.import_module(f"horosphere.{name}")
     raise AttributeError(f"module 'horosphere' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

@@ -11,7 +11,7 @@ curvature needs an angle of the *pair*. Source: Nakahara, Geometry, Topology and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,18 @@ class PairRotation(nn.Module):
         return rotate(v, angles, self.frame)
 
 
+class Rotation(Protocol):
+    """What transport asks of the rotation of a pair, such as :class:`PairRotation`."""
+
+    def angles(self, a_i: Tensor, a_j: Tensor) -> Tensor:
+        """theta_ij of broadcast pairs of features."""
+        ...
+
+    def __call__(self, v: Tensor, angles: Tensor) -> Tensor:
+        """R v for broadcast vectors and angles."""
+        ...
+
+
 def rotate(v: Tensor, angles: Tensor, frame: Tensor) -> Tensor:
     """v (..., D) turned by ``angles`` (..., m) in the planes of consecutive columns of ``frame`` (D, 2 m)."""
     along = (v @ frame).unflatten(-1, (-1, 2))
@@ -110,7 +122,7 @@ def transport(
     g_to: TokenMetric,
     g_from: TokenMetric,
     v: Tensor,
-    rotation: PairRotation | None = None,
+    rotation: Rotation | None = None,
     angles: Tensor | None = None,
 ) -> Tensor:
     r""":math:`P_{i \leftarrow j} v = G_i^{-1/2} R_{ij} G_j^{1/2} v`, pair by pair.
@@ -174,7 +186,7 @@ def curvature(rotation: PairRotation, a: Tensor, corners: Tensor) -> Tensor:
 
 
 def torsion(
-    x: Tensor, g: TokenMetric, corners: Tensor, rotation: PairRotation | None = None, a: Tensor | None = None
+    x: Tensor, g: TokenMetric, corners: Tensor, rotation: Rotation | None = None, a: Tensor | None = None
 ) -> Tensor:
     r"""The gap of Cartan's parallelogram on triangles i, j, k, relative to its sides.
 

@@ -30,6 +30,7 @@ from horosphere.kernels.reference import sqdist as reference_sqdist
 from horosphere.kernels.tiled import metric_sqdist as tiled_metric
 from horosphere.kernels.tiled.chord_scores import ChordScores
 from horosphere.kernels.tiled.metric_scores import MetricScores
+from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
 from horosphere.kernels.tiled.sqdist_backward import sqdist_backward as tiled_sqdist_backward
 from horosphere.kernels.tiled.tiles import mirror_
@@ -101,8 +102,12 @@ class Geometry(ABC):
         """Gradients of the packed tensors."""
 
     @abstractmethod
-    def scores(self, form: str, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
-        """Tiles of squared distances for the streaming kernels of attention."""
+    def scores(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Scores:
+        """Tiles of squared distances for the streaming loops of attention."""
+
+    @abstractmethod
+    def pointers(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
+        """What the streaming Triton kernels read, and the functions that they are compiled with."""
 
 
 class ChordPairs(Geometry):
@@ -110,16 +115,17 @@ class ChordPairs(Geometry):
 
     Args:
         xs, ys: chord parts of both sides, tuples (features, weight, time_dims, kappa), see horosphere.manifolds.Chord;
-            features (..., N, F) and (..., M, F), batch dimensions broadcast. Where both are one object the matrix is
-            exactly symmetric, and of two unresolved pairs that mirror each other one is enough.
+            features (..., N, F) and (..., M, F), batch dimensions broadcast.
+        same: both are one set. The matrix is exactly symmetric then, and half of it is worked; of the unresolved pairs
+            those below the diagonal may be left out.
     """
 
     family = ""
     picks = True
     loops = chord_loops
 
-    def __init__(self, xs: Sequence, ys: Sequence):
-        self.xs, self.ys, self.same = xs, ys, xs is ys
+    def __init__(self, xs: Sequence, ys: Sequence, *, same: bool = False):
+        self.xs, self.ys, self.same = xs, ys, same
         self._packed = pack(xs, ys)
         self.parts: list[Part] = unpack(*self._packed)
         first = self.parts[0]
@@ -132,9 +138,7 @@ class ChordPairs(Geometry):
     @classmethod
     def of(cls, tensors: Sequence[Tensor], layout: str) -> ChordPairs:
         xs, ys = zip(*(p.chords() for p in unpack(tensors, layout.removeprefix("="))), strict=True)
-        points = cls(xs, ys)
-        points.same = layout.startswith("=")
-        return points
+        return cls(xs, ys, same=layout.startswith("="))
 
     def packed(self) -> Packed:
         tensors, layout = self._packed
@@ -169,12 +173,13 @@ class ChordPairs(Geometry):
             return triton_sqdist_backward(grad, self.parts, squared, curvature)
         return tiled_sqdist_backward(grad, self.parts, squared, curvature)
 
-    def scores(self, form: str, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
-        if form == "triton":
-            from horosphere.kernels.triton.chord import Points
-
-            return Points(self.parts, batch, dtype, resolve=resolve, curvature=curvature)
+    def scores(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Scores:
         return ChordScores(self.parts, batch, dtype, resolve=resolve, curvature=curvature)
+
+    def pointers(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
+        from horosphere.kernels.triton.chord import Points
+
+        return Points(self.parts, batch, dtype, resolve=resolve, curvature=curvature)
 
 
 class MetricPairs(Geometry):
@@ -233,12 +238,13 @@ class MetricPairs(Geometry):
         """The type of products, and the relative error of d^2 from which on pairs are worked from differences."""
         return (torch.float64, 2 * _numerics.promised_tolerance(self.dtype)) if resolve else (self.dtype, None)
 
-    def scores(self, form: str, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
-        if form == "triton":
-            from horosphere.kernels.triton.metric import Tokens
-
-            return Tokens(self.fibres, batch, dtype, resolve=resolve)
+    def scores(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Scores:
         return MetricScores(self.fibres, batch, dtype, resolve=resolve)
+
+    def pointers(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
+        from horosphere.kernels.triton.metric import Tokens
+
+        return Tokens(self.fibres, batch, dtype, resolve=resolve)
 
 
 KINDS: dict[str, type[Geometry]] = {"chord": ChordPairs, "metric": MetricPairs}

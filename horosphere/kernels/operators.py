@@ -265,12 +265,12 @@ def _attention(*given):
     with without_autocast(inputs.value.device):
         call = _call("attention", points, inputs, power=_one_power(inputs.power), tracing=_INSIDE)
         form = dispatch.choose(call, impl)
-        scores = points.scores(form, batch, dtype, resolve, False)
         inputs = _by_entry(inputs, batch)
         if form == "triton":
             from horosphere.kernels.triton.attention import attention as triton_attention
 
-            return triton_attention(scores, inputs)
+            return triton_attention(points.pointers(batch, dtype, resolve, False), inputs)
+        scores = points.scores(batch, dtype, resolve, False)
         if form == "numba":
             return points.loops.attention(scores, inputs, strict=impl == "numba")
         return tiled_attention(scores, inputs)
@@ -306,16 +306,17 @@ def _attention_backward(out, lse, dout, dlse, curvature, wanted, *given):
         learned = (*(("curvature",) if curvature else ()), *(("power",) if wanted[1] else ()))
         call = _call("attention_backward", points, inputs, learned=learned, **settings)
         form = dispatch.of_gradient(call, form)
-        scores = points.scores(form, batch, dtype, resolve, curvature)
-        options = scores, _by_entry(inputs, batch), Results(out, lse, dout, dlse), tuple(wanted)
+        options = _by_entry(inputs, batch), Results(out, lse, dout, dlse), tuple(wanted)
         if form == "triton":
             from horosphere.kernels.triton.attention import attention_backward as triton_attention_backward
 
-            found = triton_attention_backward(*options)
+            space = points.pointers(batch, dtype, resolve, curvature)
+            dvalue, *drates, dbias = triton_attention_backward(space, *options)
         else:
-            found = (points.loops.attention_backward if form == "numba" else tiled_attention_backward)(*options)
-        dvalue, *drates, dbias = found
-        gradients = scores.gradients()
+            space = points.scores(batch, dtype, resolve, curvature)
+            run = points.loops.attention_backward if form == "numba" else tiled_attention_backward
+            dvalue, *drates, dbias = run(space, *options)
+        gradients = space.gradients()
     deps, dpower = (d.view(batch).sum_to_size(like.shape).to(like) for d, like in zip(drates, rates, strict=True))
     return gradients, dvalue, deps, dpower, value.new_empty(0) if dbias is None else dbias
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from horosphere.kernels.geometry import ChordPairs
 from horosphere.kernels.tiled.tiles import mirror_
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import chords, resolve
+from horosphere.manifolds.chord import Chord, chords, resolve
 from horosphere.manifolds.curvature import check_kappa_shape
 from horosphere.manifolds.pairs import pair_dist2
 
@@ -26,6 +27,8 @@ PRECISIONS = ("auto", "exact", "fast")
 BLOCK_NUMBERS = 2**20
 # Pairs worked from differences at a time: 2^16 pairs in 10 dimensions take about 50 MiB on the way.
 BLOCK_PAIRS = 2**16
+# Rows that are tried first, to see whether products in float32 settle the neighbours of a set.
+PROBE = 16
 # Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
 SPARE = 4
 
@@ -133,29 +136,53 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         rows = max(1, BLOCK_NUMBERS // max(1, m * x.shape[:-2].numel() * x.shape[-1]))
         blocks = (x[..., i : i + rows, :] for i in range(0, max(n, 1), rows))
         return torch.cat([_smallest(_every_pair(b, y, manifold), k) for b in blocks], -2)
-    parts_y = parts_x if y is x else chords(manifold, y)
-    assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     candidates = k if precision == "fast" or _without_data(x) else min(m, k + SPARE + k // 8)
-    bounds, indices = operators.nearest(ChordPairs(parts_x, parts_y), candidates, impl=impl)
     if candidates == k:
-        return indices
+        return _candidates(x, y, parts_x, manifold, k, impl)[1]
+    # float64 products decide rows of a deep float32 set, most of which float32 leaves open
+    wider = x.dtype == torch.float32 and x.dim() == 2 and not has_batched_curvature(resolve(manifold)[0])
+    if wider and n > 4 * PROBE and candidates < m:
+        some = x[:: n // PROBE]
+        _, certain = _settled(some, y, chords(manifold, some), manifold, k, candidates, impl)
+        if not bool(certain.any()):
+            return _nearest(x.double(), y.double(), manifold, k, precision, "auto")
+    found, certain = _settled(x, y, parts_x, manifold, k, candidates, impl)
+    at = (~certain).nonzero(as_tuple=True)
+    if at[0].numel():
+        found[at] = (
+            _nearest(x[at].double(), y.double(), manifold, k, precision, "auto")
+            if wider
+            else _nearest_of_rows(at, x, y, manifold, k)
+        )
+    return found
+
+
+def _candidates(
+    x: Tensor, y: Tensor, parts_x: Sequence[Chord] | None, manifold: geoopt.Manifold, count: int, impl: str
+) -> tuple[Tensor, Tensor]:
+    """Bounds and indices of the points of smallest bound, see :func:`horosphere.kernels.operators.nearest`."""
+    parts_y = parts_x if y is x else chords(manifold, y)
+    assert parts_x is not None and parts_y is not None  # what a manifold offers does not depend on the points
+    return operators.nearest(ChordPairs(parts_x, parts_y), count, impl=impl)
+
+
+def _settled(
+    x: Tensor,
+    y: Tensor,
+    parts_x: Sequence[Chord] | None,
+    manifold: geoopt.Manifold,
+    k: int,
+    count: int,
+    impl: str,
+) -> tuple[Tensor, Tensor]:
+    """The k nearest (..., N, k) of ``count`` candidates, and (..., N) in which rows no other point may be as near."""
+    bounds, indices = _candidates(x, y, parts_x, manifold, count, impl)
     indices = indices.sort(dim=-1).values
     d2 = _distances_to(x, y, indices, manifold)
     order = torch.argsort(d2, dim=-1, stable=True)[..., :k]
-    found = torch.gather(indices, -1, order)
-    if candidates < m:  # a point that is no candidate may be as near as the last one found: those rows are gone through
-        last = torch.gather(d2, -1, order[..., -1:]).squeeze(-1)
-        certain = last < bounds[..., -1].to(last.dtype) * (1 - 64 * _numerics.unit_roundoff(bounds.dtype))
-        at = (~certain).nonzero(as_tuple=True)
-        if at[0].numel():
-            # most rows of a deep float32 set stay open: float64 products decide them without all exact distances
-            wider = x.dtype == torch.float32 and x.dim() == 2 and not has_batched_curvature(resolve(manifold)[0])
-            found[at] = (
-                _nearest(x[at].double(), y.double(), manifold, k, precision, "auto")
-                if wider
-                else _nearest_of_rows(at, x, y, manifold, k)
-            )
-    return found
+    last = torch.gather(d2, -1, order[..., -1:]).squeeze(-1)
+    certain = last < bounds[..., -1].to(last.dtype) * (1 - 64 * _numerics.unit_roundoff(bounds.dtype))
+    return torch.gather(indices, -1, order), certain | (count == y.shape[-2])
 
 
 def _nearest_of_rows(at: tuple[Tensor, ...], x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int) -> Tensor:
@@ -229,7 +256,7 @@ def _matrix(x: Tensor, y: Tensor, manifold: geoopt.Manifold, squared: bool, prec
     parts_y = parts_x if y is x else chords(manifold, y)
     assert parts_y is not None  # as x: what a manifold offers does not depend on the points
     resolved = precision == "auto" and not torch.compiler.is_compiling() and not _without_data(x)
-    pairs = ChordPairs(parts_x, parts_y)
+    pairs = ChordPairs(parts_x, parts_y, same=y is x)
     out, picked = operators.sqdist(pairs, squared=squared, resolve=resolved, impl=impl)
     if not resolved or picked is None or not picked.numel():
         return out

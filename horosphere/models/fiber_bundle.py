@@ -245,7 +245,10 @@ class _EveryHead:
     """A head's rotation as one of the whole space, block by block."""
 
     def __init__(self, rotation: PairRotation, heads: int):
-        self.rotation, self.heads, self.angles = rotation, heads, rotation.angles
+        self.rotation, self.heads = rotation, heads
+
+    def angles(self, a_i: Tensor, a_j: Tensor) -> Tensor:
+        return self.rotation.angles(a_i, a_j)
 
     def __call__(self, v: Tensor, angles: Tensor) -> Tensor:
         return self.rotation(v.unflatten(-1, (self.heads, -1)), angles.unsqueeze(-2)).flatten(-2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +80,11 @@ class Pattern(nn.Module, ABC):
         """An empty cache whose steps add up to the causal forward; see :class:`TokenCache`."""
 
 
+Registered = TypeVar("Registered", bound=type[Pattern])
 PATTERNS: dict[str, type[Pattern]] = {}
 
 
-def register_pattern(pattern: type[Pattern]) -> type[Pattern]:
+def register_pattern(pattern: Registered) -> Registered:
     """Make ``GeodesicAttention(pattern=pattern.name)`` know a pattern; also a decorator.
 
     Raises:
@@ -91,7 +92,8 @@ def register_pattern(pattern: type[Pattern]) -> type[Pattern]:
             constructor does not take.
         ValueError: another pattern has the name.
     """
-    if not inspect.isclass(pattern) or not issubclass(pattern, Pattern):
+    given: object = pattern
+    if not (isinstance(given, type) and issubclass(given, Pattern)):
         raise TypeError(f"register_pattern takes a subclass of Pattern, got {pattern!r}")
     missing = sorted(pattern.__abstractmethods__)
     if not hasattr(pattern, "name"):
