@@ -80,7 +80,7 @@ def measure(rounds: int, rows: int) -> list[dict]:
                     mine, other = minima(calls, rounds)
                     row = {"what": space, "dim": dim, **common, "ms": mine, "other": other, "bar": TABLE_BAR}
                     found.append(row)
-            mine, other = minima([flat(hs.optim.RiemannianAdam, dtype), flat(torch.optim.Adam, dtype)], rounds)
+            mine, other = minima([flat(hs.optim.RiemannianAdam, dtype), flat(torch.optim.Adam, dtype)], 10 * rounds)
             found.append({"what": "flat", "dim": FLAT[1], **common, "ms": mine, "other": other, "bar": FLAT_BAR})
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 
 
 class Libtorch(NamedTuple):
-    parallel_for: ctypes._CFuncPtr  # (begin, end, grain, function, its argument)
+    parallel_for: Callable[..., int]  # (begin, end, grain, function, its argument)
     sgemm: int  # address of BLAS' SGEMM with 32-bit integers, which torch itself calls
 
 
@@ -31,4 +32,4 @@ def libtorch() -> Libtorch | None:
         return None
     parallel_for.argtypes = [*[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p]
     parallel_for.restype = ctypes.c_int32
-    return Libtorch(parallel_for, ctypes.cast(sgemm, ctypes.c_void_p).value)
+    return Libtorch(parallel_for, ctypes.cast(sgemm, ctypes.c_void_p).value or 0)

@@ -121,8 +121,8 @@ def step(
         "decay": group["weight_decay"] if group["decay_points"] else 0.0,
     }
     record = np.zeros(1, GIVEN)
-    for name in GIVEN.names:
-        record[name] = given[name]
+    for name, value in given.items():
+        record[name] = value
     if torch_library.parallel_for(0, shares, 1, steps.address, record.ctypes.data):
         raise RuntimeError("torch_parallel_for failed")
     # what autograd has kept of them for a backward pass is not theirs any more

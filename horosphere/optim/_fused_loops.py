@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 from llvmlite import ir
@@ -27,14 +29,16 @@ GIVEN = np.dtype(
 )
 
 
-@intrinsic
-def _memory(typingctx, address):
-    """The memory at an address."""
+def _at(typingctx, address):
 
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), codegen
+
+
+# The memory at an address.
+_memory: Any = intrinsic(_at)
 
 
 @_jit

@@ -10,7 +10,7 @@ from torch.optim.adam import adam
 
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim import _fused
-from horosphere.optim._rows import at_rows, read, touched, write, zeros_for
+from horosphere.optim._rows import at_rows, gradient_of, read, touched, write, zeros_for
 from horosphere.optim._step import RiemannianStep, manifold_of
 
 __all__ = ["RiemannianAdam"]
@@ -91,17 +91,17 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
 
     def _move(self, group: dict[str, Any], p: Tensor, manifold: geoopt.Manifold) -> None:
         ndim = manifold.ndim
-        rows, grad = touched(p, p.grad, ndim)
+        rows, grad = touched(p, gradient_of(p), ndim)
         manifold = at_rows(manifold, rows)
         if _fused.refuses(p, rows, grad, manifold, group, self.state.get(p)) is None:
             self._move_compiled(group, p, rows, grad, manifold)
             return
-        good, grad = self._usable(p, ndim, grad)
-        if grad is None:
+        good, usable = self._usable(p, ndim, grad)
+        if usable is None:
             return
         state = self.state[p]
         point = read(p, rows)
-        grad = self._decayed(group, grad, point, manifold_of(p))
+        grad = self._decayed(group, usable, point, manifold_of(p))
         grad = manifold.egrad2rgrad(point, grad)
         # A squared length; rounding on an indefinite ambient form may leave it just below 0.
         square = manifold.component_inner(point, grad).clamp(min=0)
@@ -156,7 +156,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         adam(
             # detached: fast paths on an accelerator take plain tensors only, a BoundedParameter is not one
             [p.detach() for p in params],
-            [p.grad for p in params],
+            [gradient_of(p) for p in params],
             columns["exp_avg"],
             columns["exp_avg_sq"],
             columns.get("max_exp_avg_sq", []),
