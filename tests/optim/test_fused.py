@@ -4,11 +4,12 @@ import copy
 import math
 import warnings
 
+import mpmath
 import pytest
 import torch
 from torch.testing import assert_close
 
-from horosphere import Lorentz, ManifoldParameter, PoincareBall, Product, Sphere, Stereographic
+from horosphere import Lorentz, ManifoldParameter, PoincareBall, Product, Sphere, Stereographic, _numerics
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim import RiemannianAdam, _fused
@@ -170,6 +171,28 @@ def test_float32_points_are_rounded_once(by, space, radius):
         for name, parts in (("exp_avg", roundings(torch.float32, 1.0)), ("exp_avg_sq", 2 * unit)):
             wanted = wide.state[p][name]
             assert ((loop.state[q][name].double() - wanted).abs() <= parts * wanted.abs().amax(-1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("radius", [11.0, 30.0])
+def test_the_gap_to_the_rim_keeps_its_digits(by, radius):
+    """v = (1 - b2) ((1 + kappa |x|^2) / 2)^2 |grad|^2, by mpmath: subtraction leaves three digits at radius 30."""
+    _, loop = pair(SPACES["ball"], torch.float64, radius)
+    p = point(loop)
+    p.grad = drawn(0, ROWS, 5)
+    with mpmath.workdps(50):
+        wanted = []
+        for row, grad in zip(p.tolist(), p.grad.tolist(), strict=True):
+            gap = 1 - mpmath.mpf(1.5) * sum(mpmath.mpf(a) ** 2 for a in row)
+            wanted.append(float(mpmath.mpf(1 - 0.999) * (gap / 2) ** 2 * sum(mpmath.mpf(a) ** 2 for a in grad)))
+    before = p.detach().clone()
+    by("loop", loop)
+    second = loop.state[p]["exp_avg_sq"].squeeze(-1)
+    known = 2 * (5 + 2) * 2.0**-53 / _numerics.RIM_GAP  # what subtraction loses where it serves
+    assert_close(second, torch.tensor(wanted, dtype=torch.float64), rtol=known, atol=0)
+    # transport keeps lengths: |m| is a tenth of the gradient's
+    length = p.manifold.norm(p.detach(), loop.state[p]["exp_avg"])
+    assert_close(length, (1e-2 * second / (1 - 0.999)).sqrt(), rtol=1e-12, atol=0)
+    assert not torch.equal(p.detach(), before)
 
 
 @pytest.mark.parametrize("space", ["ball", "hyperboloid"])
