@@ -92,7 +92,7 @@ def _share(o, points, grads, firsts, seconds, rows, begin, end, bad):
         else:
             _hyperboloid(o, w)
         for k in range(o.lanes):
-            good[k] = given[k] + w.v[0, k] * 0.0
+            good[k] = w.v[0, k] * 0.0  # nor are these finite where the gradient is not
         for i in range(o.dim):
             for k in range(o.lanes):
                 if not o.wide:
