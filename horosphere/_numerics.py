@@ -139,6 +139,9 @@ CODEBOOK_STEP, CODEBOOK_ERROR = 1e-13, 1e-10
 # torch's own summand under a norm that gradients are divided by.
 CLIP_SUMMAND = 1e-6
 
+# 2^27 + 1: what Veltkamp multiplies a float64 with to split it into halves whose products are exact.
+SPLITTER = 134217729.0
+
 # 1 + kappa |x|^2 below which its roundings are undone: above it they are at most 2^-53 (D + 2) / 0.03 of itself.
 RIM_GAP = 0.03
 # Smallest |kappa| kept by a model whose curvature must keep its sign (ball, sphere, hyperboloid): radius 1e4.
@@ -305,7 +308,7 @@ def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     def split(v):
-        scaled = 134217729.0 * v  # 2^27 + 1 (Veltkamp): torch has no fused multiply-add to ask for
+        scaled = SPLITTER * v  # torch has no fused multiply-add to ask for
         high = scaled - (scaled - v)
         return high, v - high
 

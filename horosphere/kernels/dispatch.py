@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from horosphere import _numerics
-from horosphere.kernels.numba.libtorch import libtorch
+from horosphere._libtorch import libtorch
 
 FORMS = ("reference", "tiled", "numba", "triton")
 IMPLS = ("auto", *FORMS)

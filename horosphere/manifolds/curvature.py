@@ -216,6 +216,13 @@ class ConstantCurvature(AtOrigin):
         length = x.shape[-1] ** -0.5 * norm
         return wide, norm, length * _numerics.tanh_ratio(kappa.clamp(max=0.0) * length * length / max_radius**2)
 
+    def _one_kappa(self) -> float | None:
+        """kappa as a number, None where there are several."""
+        kappa = self.kappa
+        if not isinstance(kappa, Tensor):
+            return kappa
+        return None if kappa.dim() else torch.as_tensor(self._kappa_at(kappa)).item()
+
     def extra_repr(self) -> str:
         kappa = self.kappa
         if isinstance(kappa, Tensor):

@@ -26,11 +26,13 @@ method                         default                                 used by
 ``picture()`` *                ``"tangent"``                           pictures of embeddings
 ``take_batch(shape, index)``   the manifold itself                     distances under one curvature a batch entry
 ``at_rows(rows)``              the manifold itself                     sparse optimizer steps
+``row_maps()`` **              none: tensor operations                 compiled steps of ``RiemannianAdam``
 =============================  ======================================  =============================================
 
 Lookup walks the classes of the manifold from the most derived on, so attributes that an object merely forwards
 (geoopt.Scaled) are not its own. A method with a star follows the distance: a class that defines ``dist`` or ``chord``
-anew does not inherit it. geoopt's own classes answer through their equivalents (:func:`.chord.resolve`).
+anew does not inherit it. One with two stars follows the maps: neither does a class that defines one of those anew.
+geoopt's own classes answer through their equivalents (:func:`.chord.resolve`).
 """
 
 from __future__ import annotations
@@ -59,6 +61,11 @@ _FOLLOW_THE_DISTANCE = frozenset(
         "to_canonical",
         "picture",
     )
+)
+
+# What a step of an optimizer calls.
+_MAPS = frozenset(
+    ("egrad2rgrad", "inner", "component_inner", "expmap", "transp", "expmap_transp", "projx", "proju", "at_rows")
 )
 
 
@@ -129,6 +136,19 @@ def at_rows(manifold: geoopt.Manifold, rows: Tensor) -> geoopt.Manifold:
     """The manifold of the rows (P,) of a parameter: another one only where each row has a metric of its own."""
     method = own(manifold, "at_rows")
     return manifold if method is None else method(rows)
+
+
+def row_maps(manifold: geoopt.Manifold) -> tuple[str, float] | None:
+    """Which maps of single rows, "ball", "sphere" or "hyperboloid", under which one kappa, are a manifold's own.
+
+    None where it has others, or a curvature for each of several batch entries. geoopt's own classes have others.
+    """
+    for cls in type(manifold).__mro__:
+        if "row_maps" in cls.__dict__:
+            return manifold.row_maps()
+        if not _MAPS.isdisjoint(cls.__dict__):
+            return None
+    return None
 
 
 # points to begin with

@@ -201,6 +201,10 @@ class Lorentz(ConstantCurvature):
         along = (time * u[..., :1] + (space * us).sum(-1, keepdim=True)) / r2
         return self._lift(time, space, us + along * space)
 
+    def row_maps(self) -> tuple[str, float] | None:
+        kappa = self._one_kappa()
+        return None if kappa is None else ("hyperboloid", kappa)
+
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """``cosh(|u|/R) x + R sinh(|u|/R) u/|u|`` on the spatial parts, radius capped; smooth at u = 0."""
         x, u = as_points(x, "x"), as_points(u, "u")

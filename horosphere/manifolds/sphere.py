@@ -140,6 +140,10 @@ class Sphere(ConstantCurvature):
         """Riemannian gradient: the tangent part."""
         return self.proju(x, u)
 
+    def row_maps(self) -> tuple[str, float] | None:
+        kappa = self._one_kappa()
+        return None if kappa is None else ("sphere", kappa)
+
     @in_float64
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """``cos(|u|/R) x + R sin(|u|/R) u/|u|``, put back on the sphere; smooth at u = 0."""

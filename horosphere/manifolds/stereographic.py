@@ -198,6 +198,10 @@ class Stereographic(ConstantCurvature):
         """Riemannian gradient ``u / lambda_x^2``."""
         return u * (self._rough_gap(x, self._kappa_at(x)) / 2) ** 2
 
+    def row_maps(self) -> tuple[str, float] | None:
+        kappa = self._one_kappa()
+        return None if kappa is None or not kappa < 0 else ("ball", kappa)
+
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point reached from x along u after time 1, kept inside the cap."""
         return self.projx(self._expmap(x, u))

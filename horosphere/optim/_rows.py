@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -9,6 +10,13 @@ from torch import Tensor
 
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter that has one."""
+    grad = parameter.grad
+    assert grad is not None  # a step leaves out those that have none
+    return grad
 
 
 def touched(parameter: Tensor, grad: Tensor, ndim: int) -> tuple[Tensor | None, Tensor]:
@@ -59,11 +67,10 @@ def finite_points(ndim: int, *tensors: Tensor) -> Tensor | None:
 
     One NaN or infinity makes a sum non-finite; a sum of finite numbers may overflow: the mask settles that.
     """
-    if math.isfinite(sum(t.sum() for t in tensors).item()):
+    if math.isfinite(sum((t.sum() for t in tensors[1:]), tensors[0].sum()).item()):
         return None
-    good = None
-    for t in tensors:
-        finite = torch.isfinite(t)
-        finite = finite.flatten(t.dim() - ndim).all(-1) if ndim else finite
-        good = finite if good is None else good & finite
+    masks = [torch.isfinite(t) for t in tensors]
+    if ndim:
+        masks = [mask.flatten(mask.dim() - ndim).all(-1) for mask in masks]
+    good = functools.reduce(torch.logical_and, masks)
     return None if bool(good.all()) else good

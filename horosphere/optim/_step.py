@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter
-from horosphere.optim._rows import finite_points, over_points
+from horosphere.optim._rows import finite_points, gradient_of, over_points
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Optimizer
+else:
+    _Optimizer = object
 
 FLAT = geoopt.Euclidean(ndim=1)
 # Settings of a group that are finite numbers >= 0.
@@ -24,17 +29,22 @@ def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:
     return parameter.manifold if isinstance(parameter, geoopt.ManifoldTensor) else None
 
 
-class RiemannianStep:
+class RiemannianStep(_Optimizer):
     """Mixin before geoopt's optimizer classes.
 
     Points move first, on the curvature their gradients were taken at; then flat parameters, learned
     curvatures among them, which keep to their intervals; then the points follow the curvatures that moved.
     """
 
+    _default_manifold: geoopt.Manifold  # geoopt's
     _tangent_state: str
     _own_defaults: dict[str, Any]  # what a group has beyond geoopt's
     _warned = False
     skipped_rows = 0
+
+    if TYPE_CHECKING:  # of geoopt's optimizers, which have no types
+
+        def __init__(self, params: Any, **settings: Any) -> None: ...
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name, value in self._own_defaults.items():
@@ -113,7 +123,8 @@ class RiemannianStep:
     def state_dict(self) -> dict[str, Any]:
         """As torch's; a parameter swapped in a group after a step is named instead of a bare KeyError."""
         known = {id(p) for group in self.param_groups for p in group["params"]}
-        for p in self.state:
+        keys: Iterable[Any] = self.state  # whatever a loaded state has
+        for p in keys:
             if isinstance(p, Tensor) and id(p) not in known:
                 raise RuntimeError(
                     f"the optimizer holds state for a {type(p).__name__} of shape {tuple(p.shape)} that is "
@@ -200,7 +211,7 @@ class RiemannianStep:
             good = []
             for p in params:
                 learned = isinstance(p, BoundedParameter) or id(p) in kappas
-                if learned and finite_points(0, p.grad) is not None:
+                if learned and finite_points(0, gradient_of(p)) is not None:
                     self._count_skipped(p, 1)
                 else:
                     good.append(p)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.optim._rows import at_rows, read, touched, write, zeros_for
+from horosphere.optim import _fused
+from horosphere.optim._rows import at_rows, gradient_of, read, touched, write, zeros_for
 from horosphere.optim._step import RiemannianStep, manifold_of
 
 __all__ = ["RiemannianAdam"]
@@ -90,21 +91,22 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
 
     def _move(self, group: dict[str, Any], p: Tensor, manifold: geoopt.Manifold) -> None:
         ndim = manifold.ndim
-        rows, grad = touched(p, p.grad, ndim)
+        rows, grad = touched(p, gradient_of(p), ndim)
         manifold = at_rows(manifold, rows)
-        good, grad = self._usable(p, ndim, grad)
-        if grad is None:
+        if _fused.refuses(p, rows, grad, manifold, group, self.state.get(p)) is None:
+            self._move_compiled(group, p, rows, grad, manifold)
+            return
+        good, usable = self._usable(p, ndim, grad)
+        if usable is None:
             return
         state = self.state[p]
         point = read(p, rows)
-        grad = self._decayed(group, grad, point, manifold_of(p))
+        grad = self._decayed(group, usable, point, manifold_of(p))
         grad = manifold.egrad2rgrad(point, grad)
         # A squared length; rounding on an indefinite ambient form may leave it just below 0.
         square = manifold.component_inner(point, grad).clamp(min=0)
         if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
-            state["exp_avg"] = torch.zeros_like(p.detach())
-            state["exp_avg_sq"] = zeros_for(p, rows, square)
+            state.update(_nothing_yet(p, zeros_for(p, rows, square)))
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg_sq"])
 
@@ -126,6 +128,18 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         if group["amsgrad"]:
             write(state["max_exp_avg_sq"], rows, largest, good)
 
+    def _move_compiled(
+        self, group: dict[str, Any], p: Tensor, rows: Tensor | None, grad: Tensor, manifold: geoopt.Manifold
+    ) -> None:
+        """The same by :mod:`horosphere.optim._fused`."""
+        state = self.state.get(p) or _nothing_yet(p, torch.zeros_like(p.detach()[..., :1]))
+        count, unusable, stayed = _fused.step(p, rows, grad, manifold, group, state)
+        if unusable < count:  # else there was nothing to do
+            state["step"] += 1
+            self.state[p] = state
+        if stayed:
+            self._count_skipped(p, stayed)
+
     def _move_flat(self, group: dict[str, Any], params: list[Tensor], weight_decay: float) -> None:
         names = (
             ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -142,7 +156,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         adam(
             # detached: fast paths on an accelerator take plain tensors only, a BoundedParameter is not one
             [p.detach() for p in params],
-            [p.grad for p in params],
+            [gradient_of(p) for p in params],
             columns["exp_avg"],
             columns["exp_avg_sq"],
             columns.get("max_exp_avg_sq", []),
@@ -156,3 +170,9 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def _nothing_yet(p: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """The state of points before their first step."""
+    step = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+    return {"step": step, "exp_avg": torch.zeros_like(p.detach()), "exp_avg_sq": second}

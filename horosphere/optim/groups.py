@@ -36,12 +36,18 @@ def param_groups(module: torch.nn.Module) -> list[dict[str, Any]]:
     flat = [p for p in parameters if manifold_of(p) is None]
     seen = {id(p) for p in flat}
     for p in points:
-        for kappa in manifold_of(p).parameters():
+        for kappa in curvatures_of(p):
             if kappa.requires_grad and id(kappa) not in seen:
                 seen.add(id(kappa))
                 flat.append(kappa)
     groups = [{"name": "manifold", "params": points}, {"name": "flat", "params": flat}]
     return [group for group in groups if group["params"]]
+
+
+def curvatures_of(p: Tensor) -> list[torch.nn.Parameter]:
+    """The parameters of a point's manifold."""
+    manifold = manifold_of(p)
+    return [] if manifold is None else list(manifold.parameters())
 
 
 @torch.no_grad()
@@ -59,6 +65,7 @@ def project_(module_or_parameters: torch.nn.Module | Tensor | Iterable[Tensor]) 
     Raises:
         TypeError: something else was passed.
     """
+    parameters: list[Tensor]
     if isinstance(module_or_parameters, torch.nn.Module):
         parameters = list(module_or_parameters.parameters())
     elif isinstance(module_or_parameters, Tensor):
@@ -70,9 +77,10 @@ def project_(module_or_parameters: torch.nn.Module | Tensor | Iterable[Tensor]) 
             raise TypeError(
                 f"module_or_parameters must be a module, a parameter or parameters; it holds a {type(p).__name__}"
             )
-    points = [p for p in parameters if manifold_of(p) is not None]
-    for number in [*parameters, *(kappa for p in points for kappa in p.manifold.parameters())]:
+    for number in [*parameters, *(kappa for p in parameters for kappa in curvatures_of(p))]:
         if isinstance(number, BoundedParameter):
             number.constrain_()
-    for p in points:
-        p.copy_(p.manifold.projx(p.detach()))
+    for p in parameters:
+        manifold = manifold_of(p)
+        if manifold is not None:
+            p.copy_(manifold.projx(p.detach()))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.optim._rows import at_rows, read, touched, write
+from horosphere.optim._rows import at_rows, gradient_of, read, touched, write
 from horosphere.optim._step import RiemannianStep, manifold_of
 
 __all__ = ["RiemannianSGD"]
@@ -78,13 +78,13 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
 
     def _move(self, group: dict[str, Any], p: Tensor, manifold: geoopt.Manifold) -> None:
         ndim = manifold.ndim
-        rows, grad = touched(p, p.grad, ndim)
+        rows, grad = touched(p, gradient_of(p), ndim)
         manifold = at_rows(manifold, rows)
-        good, grad = self._usable(p, ndim, grad)
-        if grad is None:
+        good, usable = self._usable(p, ndim, grad)
+        if usable is None:
             return
         point = read(p, rows)
-        grad = self._decayed(group, grad, point, manifold_of(p))
+        grad = self._decayed(group, usable, point, manifold_of(p))
         grad = manifold.egrad2rgrad(point, grad)
         lr, momentum = group["lr"], group["momentum"]
         if not momentum:
@@ -106,7 +106,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
     def _move_flat(self, group: dict[str, Any], params: list[Tensor], weight_decay: float) -> None:
         momentum = group["momentum"]
         buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in params]
-        grads = [p.grad for p in params]
+        grads = [gradient_of(p) for p in params]
         sgd(
             # detached: fast paths on an accelerator take plain tensors only, a BoundedParameter is not one
             [p.detach() for p in params],

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from horosphere.kernels.numba.libtorch import libtorch
+from horosphere._libtorch import libtorch
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The loops of torch operations make seven passes over a tile forward and fourteen backward, and what they spend between
 them is as much again. Here a thread takes a head, or some rows of one; tiles stay in its cache; from one product to the
 next it makes a pass that adds norms to products, weighs, looks for unresolved pairs and sums. Pairs found are worked
-from differences, with their gradients. Threads and products are torch's, see :mod:`horosphere.kernels.numba.libtorch`.
+from differences, with their gradients. Threads and products are torch's, see :mod:`horosphere._libtorch`.
 
 Served are weights 1 / (d^2 + eps) of one chord part without time coordinates, with or without a causal border.
 """
