@@ -27,12 +27,12 @@ from horosphere.kernels.numba.sqdist import sqdist as numba_sqdist
 from horosphere.kernels.reference import attention as reference_attention
 from horosphere.kernels.reference import metric_sqdist as reference_metric
 from horosphere.kernels.reference import sqdist as reference_sqdist
-from horosphere.kernels.tiled import metric_sqdist as tiled_metric
+from horosphere.kernels.tiled import metric as tiled_metric
 from horosphere.kernels.tiled.chord_scores import ChordScores
-from horosphere.kernels.tiled.metric_scores import MetricScores
+from horosphere.kernels.tiled.metric import MetricScores
 from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
-from horosphere.kernels.tiled.sqdist_backward import sqdist_backward as tiled_sqdist_backward
+from horosphere.kernels.tiled.sqdist import sqdist_backward as tiled_sqdist_backward
 from horosphere.kernels.tiled.tiles import mirror_
 
 

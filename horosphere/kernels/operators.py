@@ -19,7 +19,7 @@ from horosphere.kernels import dispatch
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.geometry import ChordPairs, Geometry, unpacked
 from horosphere.kernels.inputs import Inputs, Results
-from horosphere.kernels.reference.nearest import nearest as reference_nearest
+from horosphere.kernels.reference.sqdist import nearest as reference_nearest
 from horosphere.kernels.tiled.attention import attention as tiled_attention
 from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
 from horosphere.kernels.tiled.nearest import nearest as tiled_nearest

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import horosphere as hs
-from horosphere.kernels.tiled import huge_pages, tiles
+from horosphere.kernels.tiled import tiles, workspace
 from tests.kernels import cases
 from tests.manifolds import hard_pairs
 
@@ -186,11 +186,11 @@ def test_backward_holds_tiles_beside_the_matrix():
 
 @pytest.mark.parametrize("platform", ("linux", "win32"))
 def test_the_hint_for_large_pages_changes_no_value(platform, monkeypatch):
-    huge_pages._madvise.cache_clear()
-    monkeypatch.setattr(huge_pages.sys, "platform", platform)
+    workspace._madvise.cache_clear()
+    monkeypatch.setattr(workspace.sys, "platform", platform)
     try:
-        for size in (huge_pages.SMALLEST // 4 + 1, 10):
-            t = huge_pages.prefer_large(torch.empty(size)).fill_(1.5)
+        for size in (workspace.SMALLEST // 4 + 1, 10):
+            t = workspace.prefer_large(torch.empty(size)).fill_(1.5)
             assert (t == 1.5).all()
     finally:
-        huge_pages._madvise.cache_clear()
+        workspace._madvise.cache_clear()

@@ -13,7 +13,7 @@ from torch import Tensor
 from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.numba.attention import ALL, HEIGHT, SIDE, streamed
-from horosphere.kernels.tiled.metric_scores import MetricScores
+from horosphere.kernels.tiled.metric import MetricScores
 from horosphere.kernels.tiled.weights import Weighing
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from horosphere.kernels.chord.augment import Augmented, augment
 from horosphere.kernels.chord.parts import Part, batch_of
 from horosphere.kernels.dispatch import left_to_tiles
-from horosphere.kernels.tiled.huge_pages import prefer_large
 from horosphere.kernels.tiled.sqdist import all_alike, may_overflow
 from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
 from horosphere.kernels.tiled.tiles import tile_size, tiles
+from horosphere.kernels.tiled.workspace import prefer_large
 
 OUT_OF_RANGE = "curvatures have several signs, or squares leave the range of float32"
 

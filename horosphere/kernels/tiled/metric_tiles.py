@@ -22,7 +22,7 @@ from horosphere import _numerics
 from horosphere.kernels.chord.augment import tile_product
 from horosphere.kernels.low_rank.fibres import Fibres, Metric, limits
 from horosphere.kernels.reference.metric_sqdist import by_differences
-from horosphere.kernels.tiled.huge_pages import prefer_large
+from horosphere.kernels.tiled.workspace import prefer_large
 
 # Pairs worked from differences at a time: 2^12 with metrics of 64 x 4 take 17 MB. Tiles in float32 with more are made
 # again by products in float64.

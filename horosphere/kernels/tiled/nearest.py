@@ -27,7 +27,7 @@ LEAST_ROWS = 8
 
 
 def nearest(parts: Sequence[Part], k: int) -> tuple[Tensor, Tensor]:
-    """As horosphere.kernels.reference.nearest.nearest; which of equal bounds at the k-th place are returned is open."""
+    """As horosphere.kernels.reference.sqdist.nearest; which of equal bounds at the k-th place are returned is open."""
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
     values = torch.empty(*batch, n, k, dtype=dtype, device=device)

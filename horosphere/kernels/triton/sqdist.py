@@ -17,7 +17,7 @@ from torch import Tensor
 from horosphere.kernels.chord.augment import Augmented, augment, flat, without_far
 from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
 from horosphere.kernels.low_rank.fibres import Fibres
-from horosphere.kernels.tiled.sqdist_backward import per_point
+from horosphere.kernels.tiled.sqdist import per_point
 from horosphere.kernels.triton import metric
 from horosphere.kernels.triton.arcs import curvature_slope, phi, slope
 from horosphere.kernels.triton.chord import runs
@@ -280,7 +280,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
 
 
 def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvature: bool) -> list[Tensor]:
-    """As horosphere.kernels.tiled.sqdist_backward.sqdist_backward. Products of distances hold two more matrices."""
+    """As horosphere.kernels.tiled.sqdist.sqdist_backward. Products of distances hold two more matrices."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     n, m = grad.shape[-2:]
     upper = flat(grad, batch, 2).to(dtype)
@@ -312,7 +312,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
 
 
 def metric_sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
-    """As horosphere.kernels.tiled.metric_sqdist.sqdist. Holds two more matrices where there is a tolerance."""
+    """As horosphere.kernels.tiled.metric.sqdist. Holds two more matrices where there is a tolerance."""
     tokens = metric.Tokens(f, f.batch, dtype, tolerance=tolerance)
     n, m, everything = tokens.n, tokens.m, slice(0, f.batch.numel())
     out = torch.empty(everything.stop, n, m, dtype=dtype, device=f.q.device)
@@ -327,7 +327,7 @@ def metric_sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Ten
 
 
 def metric_sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]:
-    """As horosphere.kernels.tiled.metric_sqdist.sqdist_backward."""
+    """As horosphere.kernels.tiled.metric.sqdist_backward."""
     tokens = metric.Tokens(f, f.batch, dtype)
     upper = grad.reshape(f.batch.numel(), tokens.n, tokens.m).to(dtype).contiguous()
     options = metric_options(dtype)
