@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -39,6 +39,23 @@ def _at(typingctx, address):
 
 # The memory at an address.
 _memory: Any = intrinsic(_at)
+
+
+class _Settings(NamedTuple):
+    """Those of the numbers that rows need, by value: a store to an array might change what lies in memory."""
+
+    kind: int
+    wide: int
+    dim: int
+    lanes: int
+    kappa: float
+    limit: float
+    beta1: float
+    beta2: float
+    rate: float
+    bias: float
+    eps: float
+    decay: float
 
 
 @_jit
@@ -109,26 +126,29 @@ def _share(o, points, grads, firsts, seconds, rows, begin, end, bad):
 @_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(GIVEN))))
 def steps(begin, end, given):
     """Shares ``begin`` to ``end`` of the rows that a gradient touches."""
-    o = numba.carray(given, 1)[0]
-    rows = numba.carray(_memory(o.rows), o.count if o.rows else 0, np.int64)
-    bad = numba.carray(_memory(o.bad), (o.shares, 2), np.int64)
+    g = numba.carray(given, 1)[0]
+    o = _Settings(
+        g.kind, g.wide, g.dim, g.lanes, g.kappa, g.limit, g.beta1, g.beta2, g.rate, g.bias, g.eps, g.decay
+    )  # fmt: skip
+    rows = numba.carray(_memory(g.rows), g.count if g.rows else 0, np.int64)
+    bad = numba.carray(_memory(g.bad), (g.shares, 2), np.int64)
     for share in range(begin, end):
-        i, j = share * o.count // o.shares, (share + 1) * o.count // o.shares
-        if o.wide:
+        i, j = share * g.count // g.shares, (share + 1) * g.count // g.shares
+        if g.wide:
             _share(
                 o,
-                numba.carray(_memory(o.points), (o.size, o.dim), np.float64),
-                numba.carray(_memory(o.grads), (o.count, o.dim), np.float64),
-                numba.carray(_memory(o.firsts), (o.size, o.dim), np.float64),
-                numba.carray(_memory(o.seconds), (o.size, 1), np.float64),
+                numba.carray(_memory(g.points), (g.size, g.dim), np.float64),
+                numba.carray(_memory(g.grads), (g.count, g.dim), np.float64),
+                numba.carray(_memory(g.firsts), (g.size, g.dim), np.float64),
+                numba.carray(_memory(g.seconds), (g.size, 1), np.float64),
                 rows, i, j, bad[share],
             )  # fmt: skip
         else:
             _share(
                 o,
-                numba.carray(_memory(o.points), (o.size, o.dim), np.float32),
-                numba.carray(_memory(o.grads), (o.count, o.dim), np.float32),
-                numba.carray(_memory(o.firsts), (o.size, o.dim), np.float32),
-                numba.carray(_memory(o.seconds), (o.size, 1), np.float32),
+                numba.carray(_memory(g.points), (g.size, g.dim), np.float32),
+                numba.carray(_memory(g.grads), (g.count, g.dim), np.float32),
+                numba.carray(_memory(g.firsts), (g.size, g.dim), np.float32),
+                numba.carray(_memory(g.seconds), (g.size, 1), np.float32),
                 rows, i, j, bad[share],
             )  # fmt: skip
