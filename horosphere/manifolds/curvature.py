@@ -221,7 +221,7 @@ class ConstantCurvature(AtOrigin):
         kappa = self.kappa
         if not isinstance(kappa, Tensor):
             return kappa
-        return None if kappa.dim() else torch.as_tensor(self._kappa_at(kappa)).item()
+        return None if kappa.dim() else float(self._kappa_at(kappa))
 
     def extra_repr(self) -> str:
         kappa = self.kappa
