@@ -218,10 +218,10 @@ class ConstantCurvature(AtOrigin):
 
     def _one_kappa(self) -> float | None:
         """kappa as a number, None where there are several."""
-        if not isinstance(self.kappa, Tensor):
-            return self.kappa
-        kappa = self._kappa_at(self.kappa.detach())
-        return None if isinstance(kappa, Tensor) and kappa.dim() else float(kappa)
+        kappa = self.kappa
+        if not isinstance(kappa, Tensor):
+            return kappa
+        return None if kappa.dim() else float(self._kappa_at(kappa.detach()))
 
     def extra_repr(self) -> str:
         kappa = self.kappa
