@@ -221,7 +221,10 @@ class ConstantCurvature(AtOrigin):
         kappa = self.kappa
         if not isinstance(kappa, Tensor):
             return kappa
-        return None if kappa.dim() else float(self._kappa_at(kappa.detach()))
+        if kappa.dim():
+            return None
+        bounded = self._kappa_at(kappa)
+        return bounded.item() if isinstance(bounded, Tensor) else bounded
 
     def extra_repr(self) -> str:
         kappa = self.kappa
