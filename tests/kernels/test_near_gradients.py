@@ -177,3 +177,32 @@ def test_gradients_on_the_ball_are_those_of_mpmath(impl, radius):
     assert abs(float(deps) / right_eps - 1) < 1e-9
     assert abs(float(dkappa) / right_kappa - 1) < 1e-9
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", ["tiled", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_antipodes_leave_the_gradient_of_a_curvature_finite(dtype, impl):
+    """There it is defined as 0, and those of all other pairs add up as in the reference."""
+    torch.manual_seed(0)
+    x = hs.Sphere(1.5).random(300, 3, dtype=torch.float64)
+    y = torch.cat((-x, hs.Sphere(1.5).random(300, 3, dtype=torch.float64)))
+    value = torch.randn(600, 1, dtype=torch.float64)
+    found = []
+    for work, how in ((dtype, impl), (torch.float64, "reference")):
+        sphere = hs.Sphere(kappa=1.5, learnable=True)
+        geodesic_attention(*(t.to(work) for t in (x, y, value)), sphere, impl=how).sum().backward()
+        found.append(next(sphere.parameters()).grad)
+    # float32 keeps pairs an ulp from the antipode, whose slope is 1 / sqrt(2^-24) times their rounding
+    torch.testing.assert_close(*found, rtol=0, atol=5e-3 if dtype == torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("function", ["landmark", "summary"])
+def test_antipodes_of_few_points_leave_the_gradient_of_a_curvature_finite(function):
+    sphere = hs.Sphere(kappa=1.0, learnable=True)
+    x = torch.eye(3, dtype=torch.float64).repeat(2, 1) * torch.tensor([1.0] * 3 + [-1.0] * 3).unsqueeze(-1)
+    if function == "landmark":
+        out = hs.attention.landmark_attention(x, x, x, x[:3], sphere)
+    else:
+        out = hs.attention.summary_attention(x, x, x, sphere, slots=3, chunk=2)
+    out.sum().backward()
+    assert next(sphere.parameters()).grad.isfinite()

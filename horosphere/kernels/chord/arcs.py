@@ -79,7 +79,10 @@ def masked_(values: Tensor, t: Tensor, sign: int) -> Tensor:
 
 
 def curvature_slope(t: Tensor, sign: int, squared: bool) -> Tensor:
-    """dd/dkappa at fixed u times |kappa|^(3/2), or d(d^2)/dkappa times |kappa|^2; no factor on flat space."""
+    """dd/dkappa at fixed u times |kappa|^(3/2), or d(d^2)/dkappa times |kappa|^2; no factor on flat space.
+
+    0 at antipodes (t = 2 on positive curvature), as all gradients are defined there.
+    """
     if sign == 0:
         return t * t / 12 if squared else t * t.sqrt() / 24
     z2 = t / 2
@@ -90,13 +93,14 @@ def curvature_slope(t: Tensor, sign: int, squared: bool) -> Tensor:
     series = torch.full_like(q, terms[-1])
     for c in reversed(terms[:-1]):
         series = series * q + c
-    large = torch.where(small, 0.5, z2)
+    inside = small if sign < 0 else small | (z2 >= 1)
+    large = torch.where(inside, 0.5, z2)
     arc = arc_(large * 2, sign, torch.empty_like(t), wide=True)
     closed = sign * ((large / (1 - sign * large)).sqrt() - arc / 2)
     out = torch.where(small, z * z2 * series, closed)
     if squared:
         out = out * 2 * torch.where(small, _small_arc(z, q, t.dtype), arc)
-    return out
+    return out if sign < 0 else torch.where(z2 >= 1, 0.0, out)
 
 
 def _small_arc(z: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
