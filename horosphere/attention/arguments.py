@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere._points import as_points
-from horosphere.kernels.inputs import WEIGHTS
+from horosphere.kernels.inputs import WEIGHTS, broadcast
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.pairwise import PRECISIONS
 
@@ -134,7 +134,7 @@ def _grouped(
 
 def _batch(tensors: dict[str, Tensor]) -> torch.Size:
     try:
-        return torch.broadcast_shapes(*(t.shape[:-2] for t in tensors.values()))
+        return broadcast(*(t.shape[:-2] for t in tensors.values()))
     except RuntimeError as error:
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
         raise ValueError(f"batch dimensions do not broadcast: {shapes}") from error

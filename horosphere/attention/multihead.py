@@ -342,7 +342,13 @@ class GeodesicAttention(nn.Module):
                     f"{tuple(max_radius.shape)} for {tuple(query.shape)} and {tuple(key.shape)}"
                 )
             bound = (max_radius if max_radius.dim() == 2 else max_radius.unsqueeze(0))[:, None, :, None]
-        q, k = (points.into_manifold(self._turned(x, cache), self.manifold, max_radius=bound) for x in (q, k))
+        if q.shape != k.shape:
+            q, k = (points.into_manifold(self._turned(x, cache), self.manifold, max_radius=bound) for x in (q, k))
+            return q, k, v
+        # one map of both: for short sequences it is mostly overhead
+        bound = torch.cat((bound, bound)) if isinstance(bound, Tensor) else bound
+        both = points.into_manifold(self._turned(torch.cat((q, k)), cache), self.manifold, max_radius=bound)
+        q, k = both.chunk(2)
         return q, k, v
 
     def _split(self, x: Tensor) -> Tensor:

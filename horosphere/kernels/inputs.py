@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 WEIGHTS = ("inverse", "softmax", "gaussian")
+
+
+def broadcast(*shapes: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes, which takes 20 microseconds, at once where all are equal."""
+    first = shapes[0]
+    if not torch.compiler.is_compiling() and all(shape == first for shape in shapes):
+        return first
+    return torch.broadcast_shapes(*shapes)
 
 
 class Inputs(NamedTuple):

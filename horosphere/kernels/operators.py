@@ -18,7 +18,7 @@ from horosphere._numerics import without_autocast
 from horosphere.kernels import dispatch
 from horosphere.kernels.chord.augment import kappa_entries
 from horosphere.kernels.geometry import ChordPairs, Geometry, unpacked
-from horosphere.kernels.inputs import Inputs, Results
+from horosphere.kernels.inputs import Inputs, Results, broadcast
 from horosphere.kernels.reference.sqdist import nearest as reference_nearest
 from horosphere.kernels.tiled.attention import attention as tiled_attention
 from horosphere.kernels.tiled.attention_backward import attention_backward as tiled_attention_backward
@@ -235,7 +235,7 @@ def _nearest(tensors, kind, layout, k, impl):
 
 def _layout(points: Geometry, value: Tensor) -> tuple[torch.Size, torch.dtype]:
     """Batch dimensions of the result, and the type it is worked in."""
-    batch = torch.broadcast_shapes(points.batch, value.shape[:-2])
+    batch = broadcast(points.batch, value.shape[:-2])
     return batch, torch.promote_types(points.dtype, _numerics.fast_dtype(value.dtype))
 
 

@@ -29,6 +29,8 @@ BLOCK_NUMBERS = 2**20
 BLOCK_PAIRS = 2**16
 # Rows that are tried first, to see whether products in float32 settle the neighbours of a set.
 PROBE = 16
+# Features or weights beyond which that is done: cosh(5), of points about 5 from the origin.
+DEEP = 64
 # Candidates for the k nearest beyond k (and an eighth of it): so that rounding rarely leaves a row undecided.
 SPARE = 4
 
@@ -141,7 +143,7 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
         return _candidates(x, y, parts_x, manifold, k, impl)[1]
     # float64 products decide rows of a deep float32 set, most of which float32 leaves open
     wider = x.dtype == torch.float32 and x.dim() == 2 and not has_batched_curvature(resolve(manifold)[0])
-    if wider and n > 4 * PROBE and candidates < m:
+    if wider and n > 4 * PROBE and candidates < m and _deep(parts_x):
         some = x[:: n // PROBE]
         _, certain = _settled(some, y, chords(manifold, some), manifold, k, candidates, impl)
         if not bool(certain.any()):
@@ -155,6 +157,11 @@ def _nearest(x: Tensor, y: Tensor, manifold: geoopt.Manifold, k: int, precision:
             else _nearest_of_rows(at, x, y, manifold, k)
         )
     return found
+
+
+def _deep(parts: Sequence[Chord]) -> bool:
+    """Whether points lie so far out that float32 products may leave all neighbours open."""
+    return any(float(t.abs().amax()) > DEEP for part in parts for t in (part.features, part.weight) if t is not None)
 
 
 def _candidates(

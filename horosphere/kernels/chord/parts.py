@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels.inputs import broadcast
 
 
 class Part(NamedTuple):
@@ -28,7 +29,7 @@ class Part(NamedTuple):
 
 def batch_of(parts: Sequence[Part]) -> torch.Size:
     """The batch dimensions of the matrix."""
-    return torch.broadcast_shapes(*(t.shape[:-2] for p in parts for t in (p.x, p.y)))
+    return broadcast(*(t.shape[:-2] for p in parts for t in (p.x, p.y)))
 
 
 def dtype_of(parts: Sequence[Part]) -> torch.dtype:

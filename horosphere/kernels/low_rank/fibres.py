@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
+from horosphere.kernels.inputs import broadcast
 
 ENDS = ("query", "key", "mean")
 
@@ -57,7 +58,7 @@ class Fibres(NamedTuple):
     def batch(self) -> torch.Size:
         """The batch dimensions of the matrix."""
         shapes = [t.shape[:-own] for t, own in zip(self, OWN, strict=True) if t is not None]
-        return torch.broadcast_shapes(*shapes)
+        return broadcast(*shapes)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,6 +6,8 @@ both sides take it: the launcher fills it by name, the loop reads its fields.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,7 +32,7 @@ class Layout:
     arrays: Mapping[str, tuple[str | int, ...]]
     optional: frozenset[str] = frozenset()
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype:
         """Of the record: 64-bit whole numbers, "sgemm" (the address of the matrix product) first."""
         return np.dtype([(name, np.int64) for name in ("sgemm", *self.numbers, *self.arrays)])
@@ -44,27 +46,31 @@ class Layout:
         names = {*self.numbers, *self.arrays}
         if names != set(given):
             raise ValueError(f"a loop takes {sorted(names)}; {sorted(names ^ set(given))} is missing or unknown")
-        record = np.zeros(1, self.dtype)
+        numbers: dict[str, int] = {}
         for name in self.numbers:
             number = given[name]
             if number is None or isinstance(number, Tensor):
                 raise ValueError(f"{name} must be a whole number, got {type(number).__name__}")
-            record[name] = int(number)
-        for name, shape in self.arrays.items():
-            record[name] = self._address(name, shape, given[name], record)
-        return record
+            numbers[name] = int(number)
+        addresses = [self._address(name, shape, given[name], numbers) for name, shape in self.arrays.items()]
+        return np.array([(0, *numbers.values(), *addresses)], self.dtype)
 
-    def _address(self, name: str, shape: tuple[str | int, ...], t: int | Tensor | None, record: np.ndarray) -> int:
+    def _address(
+        self, name: str, shape: tuple[str | int, ...], t: int | Tensor | None, numbers: Mapping[str, int]
+    ) -> int:
         if t is None and name in self.optional:
             return 0
-        sizes = [int(record[size][0]) if isinstance(size, str) else size for size in shape]
-        wanted = f"{name} must be a contiguous float32 tensor on the CPU of {' x '.join(map(str, sizes))} numbers"
-        if not isinstance(t, Tensor):
-            raise ValueError(f"{wanted}, got {type(t).__name__}")
-        if t.dtype != torch.float32 or t.device.type != "cpu" or not t.is_contiguous() or t.numel() != np.prod(sizes):
+        sizes = [numbers[size] if isinstance(size, str) else size for size in shape]
+        if isinstance(t, Tensor):
+            fits = t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous()
+            if fits and t.numel() == math.prod(sizes):
+                return t.data_ptr()
             layout = "contiguous" if t.is_contiguous() else "strided"
-            raise ValueError(f"{wanted}, got {layout} {t.dtype} {tuple(t.shape)} on {t.device}")
-        return t.data_ptr()
+            found = f"{layout} {t.dtype} {tuple(t.shape)} on {t.device}"
+        else:
+            found = type(t).__name__
+        wanted = f"a contiguous float32 tensor on the CPU of {' x '.join(map(str, sizes))} numbers"
+        raise ValueError(f"{name} must be {wanted}, got {found}")
 
 
 def launch(loop, layout: Layout, given: Mapping[str, int | Tensor | None], shares: int) -> None:
