@@ -14,7 +14,7 @@ from horosphere.attention.connection import Turn
 from horosphere.kernels import dispatch, operators
 from horosphere.kernels.geometry import MetricPairs
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.metric_distance import fibres, metric_sqdist
+from horosphere.manifolds.metric_distance import metric_pair, metric_sqdist
 from horosphere.manifolds.token_metric import TokenMetric
 
 
@@ -124,7 +124,7 @@ def metric_attention(
         why = "precision='exact'" if precision == "exact" else "a turn"
         row_blocks.check_form("metric_attention", args.query, args.key, why, impl)
     g_q, g_k = _grouped(args, g_q, g_k, end)
-    f, _ = fibres(args.query, args.key, g_q, g_k, end, ("query", "key"))
+    f, _ = metric_pair(args.query, args.key, g_q, g_k, end, ("query", "key"))
     if turn is not None:
         _check_turn(args, turn, value_manifold)
 

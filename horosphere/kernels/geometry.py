@@ -18,9 +18,9 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.kernels import dispatch
 from horosphere.kernels.chord import fused
-from horosphere.kernels.chord.parts import Part, batch_of, dtype_of, pack, unpack
+from horosphere.kernels.chord.pair import ChordPair, batch_of, dtype_of, pack, unpack
 from horosphere.kernels.inputs import Inputs
-from horosphere.kernels.low_rank.fibres import Fibres, fibres_of
+from horosphere.kernels.low_rank.pair import MetricPair, metric_pair_of
 from horosphere.kernels.numba import attention as chord_loops
 from horosphere.kernels.numba import metric as metric_loops
 from horosphere.kernels.numba.sqdist import sqdist as numba_sqdist
@@ -127,7 +127,7 @@ class ChordPairs(Geometry):
     def __init__(self, xs: Sequence, ys: Sequence, *, same: bool = False):
         self.xs, self.ys, self.same = xs, ys, same
         self._packed = pack(xs, ys)
-        self.parts: list[Part] = unpack(*self._packed)
+        self.parts: list[ChordPair] = unpack(*self._packed)
         first = self.parts[0]
         self.batch, self.dtype = batch_of(self.parts), dtype_of(self.parts)
         self.n, self.m, self.device = first.x.shape[-2], first.y.shape[-2], first.x.device
@@ -189,22 +189,22 @@ class MetricPairs(Geometry):
     picks = False
     loops = metric_loops
 
-    def __init__(self, fibres: Fibres):
-        self.fibres = fibres
-        self.batch, self.dtype, self.device = fibres.batch, fibres.dtype, fibres.q.device
-        self.n, self.m = fibres.q.shape[-2], fibres.k.shape[-2]
-        self.looks = {"parts": 0, "features": fibres.q.shape[-1]}
+    def __init__(self, pair: MetricPair):
+        self.pair = pair
+        self.batch, self.dtype, self.device = pair.batch, pair.dtype, pair.q.device
+        self.n, self.m = pair.q.shape[-2], pair.k.shape[-2]
+        self.looks = {"parts": 0, "features": pair.q.shape[-1]}
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], layout: str) -> MetricPairs:
-        return cls(fibres_of(list(tensors), layout))
+        return cls(metric_pair_of(list(tensors), layout))
 
     def packed(self) -> Packed:
-        return Packed(self.fibres.tensors(), "metric", self.fibres.end)
+        return Packed(self.pair.tensors(), "metric", self.pair.end)
 
     def plain_sqdist(self, squared: bool, resolve: bool) -> tuple[Tensor, Tensor | None]:
         dtype = torch.float64 if resolve else self.dtype
-        return reference_metric.sqdist(self.fibres, dtype).to(self.dtype), None
+        return reference_metric.sqdist(self.pair, dtype).to(self.dtype), None
 
     def plain_attention(self, inputs: Inputs, resolve: bool) -> tuple[Tensor, Tensor]:
         if resolve:
@@ -212,9 +212,9 @@ class MetricPairs(Geometry):
             shift = eps if inputs.weight == "inverse" else 0.0
             dtype = torch.promote_types(self.dtype, _numerics.fast_dtype(inputs.value.dtype))
             tolerance = _numerics.weight_tolerance(dtype)
-            d2 = reference_metric.resolved(self.fibres, torch.float64, shift, tolerance).to(dtype)
+            d2 = reference_metric.resolved(self.pair, torch.float64, shift, tolerance).to(dtype)
         else:
-            d2 = reference_metric.sqdist(self.fibres, self.dtype)
+            d2 = reference_metric.sqdist(self.pair, self.dtype)
         return reference_attention.averaged(d2, inputs)
 
     def sqdist(self, form: str, squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
@@ -222,29 +222,29 @@ class MetricPairs(Geometry):
         if form == "triton":
             from horosphere.kernels.triton.sqdist import metric_sqdist as triton_sqdist
 
-            out = triton_sqdist(self.fibres, dtype, tolerance)
+            out = triton_sqdist(self.pair, dtype, tolerance)
         else:
-            out = tiled_metric.sqdist(self.fibres, dtype, tolerance)
+            out = tiled_metric.sqdist(self.pair, dtype, tolerance)
         return out, out.new_empty(0, dtype=torch.int64)
 
     def sqdist_backward(self, form: str, grad: Tensor, squared: bool, resolve: bool, curvature: bool) -> list[Tensor]:
         if form == "triton":
             from horosphere.kernels.triton.sqdist import metric_sqdist_backward as triton_sqdist_backward
 
-            return triton_sqdist_backward(grad, self.fibres, self._work(resolve)[0])
-        return tiled_metric.sqdist_backward(grad, self.fibres, self._work(resolve)[0])
+            return triton_sqdist_backward(grad, self.pair, self._work(resolve)[0])
+        return tiled_metric.sqdist_backward(grad, self.pair, self._work(resolve)[0])
 
     def _work(self, resolve: bool) -> tuple[torch.dtype, float | None]:
         """The type of products, and the relative error of d^2 from which on pairs are worked from differences."""
         return (torch.float64, 2 * _numerics.promised_tolerance(self.dtype)) if resolve else (self.dtype, None)
 
     def scores(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Scores:
-        return MetricScores(self.fibres, batch, dtype, resolve=resolve)
+        return MetricScores(self.pair, batch, dtype, resolve=resolve)
 
     def pointers(self, batch: torch.Size, dtype: torch.dtype, resolve: bool, curvature: bool) -> Any:
         from horosphere.kernels.triton.metric import Tokens
 
-        return Tokens(self.fibres, batch, dtype, resolve=resolve)
+        return Tokens(self.pair, batch, dtype, resolve=resolve)
 
 
 KINDS: dict[str, type[Geometry]] = {"chord": ChordPairs, "metric": MetricPairs}

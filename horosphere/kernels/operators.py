@@ -16,7 +16,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere._numerics import without_autocast
 from horosphere.kernels import dispatch
-from horosphere.kernels.chord.augment import kappa_entries
+from horosphere.kernels.chord.augment import batch_scalars
 from horosphere.kernels.geometry import ChordPairs, Geometry, unpacked
 from horosphere.kernels.inputs import Inputs, Results, broadcast
 from horosphere.kernels.reference.sqdist import nearest as reference_nearest
@@ -278,7 +278,7 @@ def _attention(*given):
 
 def _by_entry(inputs: Inputs, batch: torch.Size) -> Inputs:
     """eps and power of every batch entry."""
-    return inputs._replace(eps=kappa_entries(inputs.eps, batch), power=kappa_entries(inputs.power, batch))
+    return inputs._replace(eps=batch_scalars(inputs.eps, batch), power=batch_scalars(inputs.power, batch))
 
 
 def _fake_attention_backward(out, lse, dout, dlse, curvature, wanted, *given):

@@ -9,7 +9,7 @@ from horosphere._numerics import without_autocast
 from horosphere._points import as_points
 from horosphere.kernels import operators
 from horosphere.kernels.geometry import MetricPairs
-from horosphere.kernels.low_rank.fibres import ENDS, Fibres
+from horosphere.kernels.low_rank.pair import ENDS, MetricPair
 from horosphere.manifolds.pairwise import PRECISIONS
 from horosphere.manifolds.token_metric import TokenMetric
 
@@ -55,7 +55,7 @@ def metric_sqdist(
         TypeError: no floating point tensors, or no TokenMetric.
         ValueError: shapes that do not fit, an unknown end, precision or impl.
     """
-    f, dtype = fibres(q, k, g_q, g_k, end)
+    f, dtype = metric_pair(q, k, g_q, g_k, end)
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}")
     resolve = precision != "fast"
@@ -64,14 +64,14 @@ def metric_sqdist(
         return out.to(dtype)
 
 
-def fibres(
+def metric_pair(
     q: Tensor,
     k: Tensor,
     g_q: TokenMetric | None,
     g_k: TokenMetric | None,
     end: str,
     names: tuple[str, str] = ("q", "k"),
-) -> tuple[Fibres, torch.dtype]:
+) -> tuple[MetricPair, torch.dtype]:
     """The arguments checked and brought to the form that kernels take, and the type of the points."""
     if end not in ENDS:
         raise ValueError(f"end must be one of {ENDS}, got {end!r}")
@@ -103,7 +103,7 @@ def fibres(
             raise ValueError(
                 f"{names[0]} is on {a.device} and another argument on {other.device}; move them to one device"
             )
-    f = Fibres(a, b, *sides)
+    f = MetricPair(a, b, *sides)
     try:
         f.batch  # noqa: B018 - asked for its error
     except RuntimeError as error:

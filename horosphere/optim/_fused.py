@@ -85,7 +85,7 @@ def step(
     Returns how many rows the gradient touches, how many of its rows are not finite, and how many rows, those among
     them, stayed where they were.
     """
-    from horosphere.optim._fused_loops import GIVEN, KINDS, steps
+    from horosphere.optim._fused_loops import GIVEN, steps
 
     torch_library, maps = libtorch(), hooks.row_maps(manifold)
     assert torch_library is not None and maps is not None  # refuses() has looked
@@ -98,7 +98,6 @@ def step(
     shares = torch.get_num_threads()
     bad = np.zeros((shares, 2), np.int64)
     given = {
-        "kind": KINDS.index(kind),
         "wide": p.dtype == torch.float64,
         "shares": shares,
         "count": grad.numel() // dim,
@@ -123,7 +122,8 @@ def step(
     record = np.zeros(1, GIVEN)
     for name, value in given.items():
         record[name] = value
-    if torch_library.parallel_for(0, shares, 1, steps.address, record.ctypes.data):
+    loop = steps(kind, np.float64 if p.dtype == torch.float64 else np.float32)
+    if torch_library.parallel_for(0, shares, 1, loop.address, record.ctypes.data):
         raise RuntimeError("torch_parallel_for failed")
     # what autograd has kept of them for a backward pass is not theirs any more
     torch.autograd.graph.increment_version((point, state["exp_avg"], state["exp_avg_sq"]))

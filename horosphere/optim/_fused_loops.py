@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from horosphere import _compiled
 from horosphere.optim import _fused_maps
@@ -17,13 +18,11 @@ __all__ = ["GIVEN", "KINDS", "steps"]
 
 _jit = _compiled.njit(fastmath=(), bare=True)
 
-KINDS = ("ball", "sphere", "hyperboloid")
-_BALL, _SPHERE, _HYPERBOLOID = range(len(KINDS))
 _Lanes, _ball, _sphere, _hyperboloid = _fused_maps.Lanes, _fused_maps.ball, _fused_maps.sphere, _fused_maps.hyperboloid
 
 # What the launcher hands over: whole numbers, addresses of arrays (0: none) and settings.
 GIVEN = np.dtype(
-    [(name, np.int64) for name in ("kind", "wide", "shares", "count", "size", "dim", "lanes")]
+    [(name, np.int64) for name in ("wide", "shares", "count", "size", "dim", "lanes")]
     + [(name, np.int64) for name in ("points", "grads", "firsts", "seconds", "rows", "bad")]
     + [(name, np.float64) for name in ("kappa", "limit", "beta1", "beta2", "rate", "bias", "eps", "decay")]
 )
@@ -42,9 +41,11 @@ _memory: Any = intrinsic(_at)
 
 
 class _Settings(NamedTuple):
-    """Those of the numbers that rows need, by value: a store to an array might change what lies in memory."""
+    """Those of the numbers that rows need, by value: a store to an array might change what lies in memory.
 
-    kind: int
+    A manifold has a class of its own, which chooses its map where a loop is compiled: unused maps cost nothing.
+    """
+
     wide: int
     dim: int
     lanes: int
@@ -56,6 +57,32 @@ class _Settings(NamedTuple):
     bias: float
     eps: float
     decay: float
+
+
+class _Ball(_Settings):
+    pass
+
+
+class _Sphere(_Settings):
+    pass
+
+
+class _Hyperboloid(_Settings):
+    pass
+
+
+KINDS = {"ball": _Ball, "sphere": _Sphere, "hyperboloid": _Hyperboloid}
+_MAPS = {_Ball: _ball, _Sphere: _sphere, _Hyperboloid: _hyperboloid}
+
+
+def _move(o, w):
+    """The step of some rows, by the manifold of ``o``."""
+
+
+@overload(_move)
+def _moves(o, w):
+    step = _MAPS[o.instance_class]
+    return lambda o, w: step(o, w)
 
 
 @_jit
@@ -102,12 +129,7 @@ def _share(o, points, grads, firsts, seconds, rows, begin, end, bad):
             for k in range(o.lanes):
                 given[k] += w.g[i, k] * 0.0
                 w.g[i, k] += o.decay * w.x[i, k]
-        if o.kind == _BALL:
-            _ball(o, w)
-        elif o.kind == _SPHERE:
-            _sphere(o, w)
-        else:
-            _hyperboloid(o, w)
+        _move(o, w)
         for k in range(o.lanes):
             good[k] = w.v[0, k] * 0.0  # nor are these finite where the gradient is not
         for i in range(o.dim):
@@ -123,32 +145,28 @@ def _share(o, points, grads, firsts, seconds, rows, begin, end, bad):
         _write(seconds, rows, first, count, good, w.v)
 
 
-@_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(GIVEN))))
-def steps(begin, end, given):
-    """Shares ``begin`` to ``end`` of the rows that a gradient touches."""
-    g = numba.carray(given, 1)[0]
-    o = _Settings(
-        g.kind, g.wide, g.dim, g.lanes, g.kappa, g.limit, g.beta1, g.beta2, g.rate, g.bias, g.eps, g.decay
-    )  # fmt: skip
-    rows = numba.carray(_memory(g.rows), g.count if g.rows else 0, np.int64)
-    bad = numba.carray(_memory(g.bad), (g.shares, 2), np.int64)
-    for share in range(begin, end):
-        i, j = share * g.count // g.shares, (share + 1) * g.count // g.shares
-        if g.wide:
+@functools.cache
+def steps(kind: str, number: type) -> Any:
+    """The loop for a key of KINDS and np.float32 or np.float64: shares of the rows that a gradient touches."""
+    settings = KINDS[kind]
+
+    @_compiled.cfunc(types.void(types.int64, types.int64, types.CPointer(numba.from_dtype(GIVEN))))
+    def loop(begin, end, given):
+        g = numba.carray(given, 1)[0]
+        o = settings(
+            g.wide, g.dim, g.lanes, g.kappa, g.limit, g.beta1, g.beta2, g.rate, g.bias, g.eps, g.decay
+        )  # fmt: skip
+        rows = numba.carray(_memory(g.rows), g.count if g.rows else 0, np.int64)
+        bad = numba.carray(_memory(g.bad), (g.shares, 2), np.int64)
+        for share in range(begin, end):
+            i, j = share * g.count // g.shares, (share + 1) * g.count // g.shares
             _share(
                 o,
-                numba.carray(_memory(g.points), (g.size, g.dim), np.float64),
-                numba.carray(_memory(g.grads), (g.count, g.dim), np.float64),
-                numba.carray(_memory(g.firsts), (g.size, g.dim), np.float64),
-                numba.carray(_memory(g.seconds), (g.size, 1), np.float64),
+                numba.carray(_memory(g.points), (g.size, g.dim), number),
+                numba.carray(_memory(g.grads), (g.count, g.dim), number),
+                numba.carray(_memory(g.firsts), (g.size, g.dim), number),
+                numba.carray(_memory(g.seconds), (g.size, 1), number),
                 rows, i, j, bad[share],
             )  # fmt: skip
-        else:
-            _share(
-                o,
-                numba.carray(_memory(g.points), (g.size, g.dim), np.float32),
-                numba.carray(_memory(g.grads), (g.count, g.dim), np.float32),
-                numba.carray(_memory(g.firsts), (g.size, g.dim), np.float32),
-                numba.carray(_memory(g.seconds), (g.size, 1), np.float32),
-                rows, i, j, bad[share],
-            )  # fmt: skip
+
+    return loop

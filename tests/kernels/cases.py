@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels import operators
-from horosphere.kernels.chord.parts import Chord
+from horosphere.kernels.chord.pair import Chord
 from horosphere.kernels.geometry import ChordPairs
 
 # largest error of distances of resolved pairs, relative, and of gradients, relative to the largest entry

@@ -21,7 +21,7 @@ TOLERANCE = {
 
 
 class AttentionCase(NamedTuple):
-    """Fibres, and what attention makes of them.
+    """MetricPair, and what attention makes of them.
 
     ``bias``: "bool" (with a row that sees nothing), or one that learns, of "all" pairs, those of "each" batch entry,
     or the "rows" or "columns" alone.
@@ -71,7 +71,7 @@ CASES = [
 def check(case: AttentionCase, impl: str, device: str = "cpu") -> None:
     """Mean, lse and every gradient."""
     p = case.points
-    f = metric_cases.fibres(p, device)
+    f = metric_cases.metric_pair(p, device)
     generator = torch.Generator().manual_seed(5)
     value = torch.randn(*p.batch, p.m, case.width, generator=generator).to(p.dtype).to(device)
     bias = []

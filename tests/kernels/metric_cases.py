@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horosphere.kernels import operators
 from horosphere.kernels.geometry import MetricPairs
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.pair import MetricPair
 
 # largest error of squared distances and of gradients, relative to the largest entry
 TOLERANCE = {torch.float64: (1e-11, 1e-11), torch.float32: (2e-6, 2e-5), torch.bfloat16: (2e-6, 1e-2)}
@@ -44,7 +44,7 @@ CASES = [
 ]
 
 
-def fibres(case: Case, device: str) -> Fibres:
+def metric_pair(case: Case, device: str) -> MetricPair:
     generator = torch.Generator().manual_seed(sum(case[:4]))
 
     def draw(*shape: int) -> Tensor:
@@ -56,10 +56,10 @@ def fibres(case: Case, device: str) -> Fibres:
     k[..., -1, :] = q[..., -1, :] * (1 + 1e-4)
     query = (draw(n).abs() + 0.5, draw(n, d, r)) if case.end != "key" else (None, None)
     key = (draw(m).abs() + 0.5, draw(m, d, r)) if case.end != "query" else (None, None)
-    return Fibres(q, k, *query, *key)
+    return MetricPair(q, k, *query, *key)
 
 
-def dense(f: Fibres) -> Tensor:
+def dense(f: MetricPair) -> Tensor:
     """delta^T G delta, with (N, M, D) differences."""
     delta = f.q.unsqueeze(-2) - f.k.unsqueeze(-3)
     total = 0.0
@@ -86,7 +86,7 @@ def filled_with_nan():
 
 def check(case: Case, impl: str, device: str = "cpu") -> None:
     """Value and every gradient."""
-    f = fibres(case, device)
+    f = metric_pair(case, device)
     leaves = [t.clone().requires_grad_() for t in f.tensors()]
     wide = [t.detach().double().requires_grad_() for t in leaves]
     with filled_with_nan():
@@ -109,6 +109,6 @@ def check(case: Case, impl: str, device: str = "cpu") -> None:
             assert (a.double() - b).abs().max() <= gradient * b.abs().max(), (a, b)
 
 
-def like(f: Fibres, tensors: list[Tensor]) -> Fibres:
+def like(f: MetricPair, tensors: list[Tensor]) -> MetricPair:
     given = iter(tensors)
-    return Fibres(*(None if t is None else next(given) for t in f))
+    return MetricPair(*(None if t is None else next(given) for t in f))

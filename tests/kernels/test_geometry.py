@@ -7,7 +7,7 @@ from torch import Tensor
 from horosphere.kernels import dispatch, geometry, operators
 from horosphere.kernels.reference.attention import averaged
 from horosphere.kernels.tiled.scores import Group, Scores
-from horosphere.kernels.tiled.workspace import Lent
+from horosphere.kernels.tiled.workspace import Workspace
 
 
 class CityBlock(geometry.Geometry):
@@ -56,7 +56,7 @@ class CityScores(Scores):
     def __init__(self, points: CityBlock, dtype: torch.dtype):
         self.points, self.dtype, self.device = points, dtype, points.device
         self.batch, self.n, self.m = points.batch, points.n, points.m
-        self.lent, self.signs = Lent(dtype, self.device), [0] * points.batch.numel()
+        self.workspace, self.signs = Workspace(dtype, self.device), [0] * points.batch.numel()
 
     def group(self, e, shift):
         return CityGroup(self, e, shift)
@@ -65,7 +65,7 @@ class CityScores(Scores):
         self.dx, self.dy = torch.zeros_like(self.points.x), torch.zeros_like(self.points.y)
 
     def gradients(self):
-        self.lent.back()
+        self.workspace.back()
         return [self.dx, self.dy]
 
 
@@ -84,7 +84,7 @@ class CityGroup(Group):
         d = self._differences(i, j).abs().sum(-1)
         return buffers.tile(0, *d.shape)[0].copy_(d**2 + self.shift)
 
-    def pull(self, i, j, g):
+    def backward(self, i, j, g):
         difference = self._differences(i, j)
         each = (2 * g * difference.abs().sum(-1)).unsqueeze(-1) * difference.sign()
         self.dx[:, i] += each.sum(-2)

@@ -73,17 +73,17 @@ def test_lengths_of_one_compile(tmp_path, monkeypatch):
     from horosphere.kernels.triton import ahead
 
     f32 = torch.float32
-    part, fibres = ahead.part(f32, 1, -1, 1, 1), ahead.fibres(f32, True, True, 1, 1, 1)
+    part, pair = ahead.part(f32, 1, -1, 1, 1), ahead.metric_pair(f32, True, True, 1, 1, 1)
     upper = torch.ones(2, 1, 1)
     with ahead.recorded() as launches:
         ahead.sqdist([part], squared=False, resolve=True)
         ahead.sqdist_backward(upper, [part], squared=False, curvature=True)
-        ahead.metric_sqdist(fibres, f32, None)
-        ahead.metric_sqdist_backward(upper, fibres, f32)
+        ahead.metric_sqdist(pair, f32, None)
+        ahead.metric_sqdist_backward(upper, pair, f32)
         ahead.nearest([part], 1)
     for points in (
         ahead.Points([part], torch.Size((2,)), f32, resolve=True, curvature=True),
-        ahead.Tokens(fibres, torch.Size((2,)), f32, resolve=True),
+        ahead.Tokens(pair, torch.Size((2,)), f32, resolve=True),
     ):
         launches += ahead.attend(points, "inverse", upper[0], 1, 0.0)
     assert len(launches) == 15

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.chord.parts import Part, theta
+from horosphere.kernels.chord.pair import ChordPair, theta
 
 
 class Augmented(NamedTuple):
@@ -36,7 +36,7 @@ class Augmented(NamedTuple):
     n: Tensor  # (B, M)
 
 
-def kappa_entries(kappa: Tensor, batch: torch.Size) -> Tensor:
+def batch_scalars(kappa: Tensor, batch: torch.Size) -> Tensor:
     """The curvature of every batch entry, (B,) in float64."""
     return kappa.detach().to(torch.float64).expand(batch).reshape(-1)
 
@@ -62,9 +62,9 @@ def _bounding(n: Tensor, c: Tensor, work: torch.dtype) -> Tensor:
     return torch.where(c * n < most, torch.where(n > 0, n.clamp(min=least), n), math.nan)
 
 
-def augment(part: Part, batch: torch.Size, work: torch.dtype, pad: int = 0) -> Augmented:
+def augment(part: ChordPair, batch: torch.Size, work: torch.dtype, pad: int = 0) -> Augmented:
     """The part's augmented features in the type ``work``, the last column repeated ``pad`` times."""
-    kappa = kappa_entries(part.kappa, batch)
+    kappa = batch_scalars(part.kappa, batch)
     signs = [(k > 0) - (k < 0) for k in kappa.tolist()]
     kappa = kappa.to(part.x.device)[:, None, None]
     curved = kappa != 0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere.kernels.low_rank import ill_conditioned as peeled
+from horosphere.kernels.low_rank import ill_conditioned
 
 # h/s above which U^T U is not formed: below, its rounding and the cancellation in G^-1 are 2^-53 of 1e6.
 PEEL_RATIO = 1e3
@@ -50,8 +50,8 @@ def spectrum(scale: Tensor, factor: Tensor) -> Spectrum:
     turned = factor @ basis
     rows = _steep(scale, singular)
     if rows is not None:
-        exact = peeled.decompose(scale[rows], factor[rows])
-        turned[rows], basis[rows], singular[rows] = peeled.full(exact)
+        exact = ill_conditioned.decompose(scale[rows], factor[rows])
+        turned[rows], basis[rows], singular[rows] = ill_conditioned.full(exact)
     return Spectrum(turned, basis, singular)
 
 
@@ -63,8 +63,8 @@ def apply(v: Tensor, scale: Tensor, factor: Tensor, known: Spectrum, power: floa
     out = torch.addcmul(inside @ known.turned.mT, v, front[:, None, None])
     rows = _steep(scale, known.singular)
     if rows is not None:
-        exact = peeled.decompose(scale[rows], factor[rows].to(torch.float64))
-        out[rows] = peeled.apply(exact, peeled.split(exact, v[rows]), power)
+        exact = ill_conditioned.decompose(scale[rows], factor[rows].to(torch.float64))
+        out[rows] = ill_conditioned.apply(exact, ill_conditioned.split(exact, v[rows]), power)
     return out
 
 
@@ -95,9 +95,9 @@ def apply_backward(
         ds = (o * w).sum((-1, -2)) - (a * b).sum((-1, -2)) - 2 * scale * pairs.diagonal(dim1=-2, dim2=-1).sum(-1)
     rows = _steep(scale, known.singular)
     if rows is not None:
-        exact = peeled.decompose(scale[rows], factor[rows].to(torch.float64))
-        upper, vectors = peeled.split(exact, grad[rows]), peeled.split(exact, v[rows])
-        ds[rows], du[rows] = peeled.apply_backward(exact, upper, vectors, power)
+        exact = ill_conditioned.decompose(scale[rows], factor[rows].to(torch.float64))
+        upper, vectors = ill_conditioned.split(exact, grad[rows]), ill_conditioned.split(exact, v[rows])
+        ds[rows], du[rows] = ill_conditioned.apply_backward(exact, upper, vectors, power)
     return dv, ds, du
 
 

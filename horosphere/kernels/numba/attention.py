@@ -21,10 +21,10 @@ from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.inputs import Inputs, Results
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.tiled.attention import Stream
-from horosphere.kernels.tiled.attention_backward import Pull
+from horosphere.kernels.tiled.attention_backward import Backward
 from horosphere.kernels.tiled.near import Near
 from horosphere.kernels.tiled.scores import Scores
-from horosphere.kernels.tiled.weights import Weighing
+from horosphere.kernels.tiled.weights import WeightFunction
 
 if TYPE_CHECKING:
     from horosphere.kernels.tiled.chord_scores import ChordScores
@@ -80,22 +80,22 @@ def attention_backward(
     scores: ChordScores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """As horosphere.kernels.tiled.attention_backward.attention_backward."""
-    pull = Pull(scores, inputs, results, wanted)
-    for e in pull.groups():
-        if not serves(scores, e, pull.eps):
+    backward = Backward(scores, inputs, results, wanted)
+    for e in backward.groups():
+        if not serves(scores, e, backward.eps):
             left_to_tiles("attention_backward", OUT_OF_RANGE)
-            pull.add(e)
+            backward.add(e)
             continue
-        into, value = pull.into, pull.value
+        into, value = backward.into, backward.value
         place = into.memory(e)
         dv = value.new_zeros(e.stop - e.start, *value.shape[-2:]).float() if place is None else place
-        out, lse, dout, dlse = (t[e] for t in (pull.outs, pull.lses, pull.douts, pull.dlses))
-        group = CompiledGroup(scores, e, pull.eps, pull.mask.causal, pull.values[e])
-        found = group.backward(out, lse, dout, dlse, pull.wanted[0], dv)
-        pull.deps[e] += found.to(pull.deps.dtype)
+        out, lse, dout, dlse = (t[e] for t in (backward.outs, backward.lses, backward.douts, backward.dlses))
+        group = CompiledGroup(scores, e, backward.eps, backward.mask.causal, backward.values[e])
+        found = group.backward(out, lse, dout, dlse, backward.wanted[0], dv)
+        backward.deps[e] += found.to(backward.deps.dtype)
         if place is None:
             into.add_(e, dv, slice(None))
-    return pull.result()
+    return backward.result()
 
 
 class CompiledGroup:
@@ -180,7 +180,7 @@ class CompiledGroup:
             "x": x,
             "y": y,
             "rates": torch.tensor(rows, dtype=torch.float32, device="cpu"),
-            "scratch": scores.lent("scratch", shares, memory),
+            "scratch": scores.workspace("scratch", shares, memory),
             **{name: t[s].contiguous() for name, t in vectors.items()},
         }
 
@@ -189,5 +189,7 @@ def serves(scores: ChordScores, e: slice, eps: Tensor) -> bool:
     """Whether weights and arcs keep to the range of their type: one answer for all entries made ready at once."""
     scores.make_ready(e)
     f, ready = scores.features[0], scores.ready
-    weighing = Weighing("inverse", torch.ones(1, device="cpu"), eps[ready], f.extent(slice(None)), scores.dtype, False)
+    weighing = WeightFunction(
+        "inverse", torch.ones(1, device="cpu"), eps[ready], f.extent(slice(None)), scores.dtype, False
+    )
     return weighing.reciprocal and not any(arcs.overflows(t, scores.dtype) for t in f.largest)

@@ -14,7 +14,7 @@ from horosphere.kernels.inputs import Inputs
 from horosphere.kernels.numba.arguments import launch
 from horosphere.kernels.numba.attention import ALL, HEIGHT, SIDE, streamed
 from horosphere.kernels.tiled.metric import MetricScores
-from horosphere.kernels.tiled.weights import Weighing
+from horosphere.kernels.tiled.weights import WeightFunction
 
 
 def attention(scores: MetricScores, inputs: Inputs, *, strict: bool) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def attention(scores: MetricScores, inputs: Inputs, *, strict: bool) -> tuple[Te
 
 def serves(scores: MetricScores, e: slice, eps: Tensor) -> bool:
     """Whether weights keep to the range of their type."""
-    return Weighing(
+    return WeightFunction(
         "inverse", torch.ones(1, device="cpu"), eps[e], scores.tiles.extent(), scores.dtype, False
     ).reciprocal
 
@@ -44,7 +44,7 @@ class CompiledGroup:
         scores, tiles, e = self.scores, self.scores.tiles, self.e
         n, m, entries, shares = scores.n, scores.m, e.stop - e.start, torch.get_num_threads()
         resolve, memory, points = tiles.tolerance is not None, 2 * self.height * SIDE, tiles.flat.q.shape[-1]
-        rates = [(rate, tiles.fibres.share) for rate in self.eps.tolist()]
+        rates = [(rate, tiles.pair.share) for rate in self.eps.tolist()]
         given: dict[str, int | Tensor | None] = {
             "side": SIDE,
             "resolve": resolve,
@@ -59,7 +59,7 @@ class CompiledGroup:
             "width": self.value.shape[-1],
             "height": self.height,
             "memory": memory,
-            "scratch": scores.lent("scratch", shares, memory),
+            "scratch": scores.workspace("scratch", shares, memory),
             "out": out,
             "den": den,
             "rates": torch.tensor(rates, dtype=torch.float32, device="cpu"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.chord.augment import Augmented, augment
-from horosphere.kernels.chord.parts import Part, batch_of
+from horosphere.kernels.chord.pair import ChordPair, batch_of
 from horosphere.kernels.dispatch import left_to_tiles
 from horosphere.kernels.tiled.sqdist import all_alike, may_overflow
 from horosphere.kernels.tiled.sqdist import sqdist as tiled_sqdist
@@ -23,7 +23,7 @@ from horosphere.kernels.tiled.workspace import prefer_large
 OUT_OF_RANGE = "curvatures have several signs, or squares leave the range of float32"
 
 
-def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, strict: bool, same: bool) -> tuple[Tensor, Tensor]:
+def sqdist(parts: Sequence[ChordPair], squared: bool, resolve: bool, strict: bool, same: bool) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.tiled.sqdist.sqdist, for one part in float32 on a CPU.
 
     Curvatures of several signs, or squares that leave the range of float32, are worked in tiles, or a ValueError where

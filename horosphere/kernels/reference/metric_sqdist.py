@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.low_rank.fibres import Fibres, limits
+from horosphere.kernels.low_rank.pair import MetricPair, limits
 
 
-def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
+def sqdist(f: MetricPair, dtype: torch.dtype) -> Tensor:
     """(..., N, M) in product form, in the type ``dtype``; differentiable any number of times."""
     f = f.each(lambda t, own, of_keys: t.to(dtype))
     q, k, queries, keys = f.q, f.k, f.metric_q, f.metric_k
@@ -37,7 +37,7 @@ def sqdist(f: Fibres, dtype: torch.dtype) -> Tensor:
     return d2 if f.share == 1 else d2 * f.share
 
 
-def resolved(f: Fibres, dtype: torch.dtype, eps: float | Tensor, tolerance: float) -> Tensor:
+def resolved(f: MetricPair, dtype: torch.dtype, eps: float | Tensor, tolerance: float) -> Tensor:
     """As :func:`sqdist`, pairs whose ``d^2 + eps`` it may miss by more than ``tolerance`` from differences."""
     d2 = sqdist(f, dtype)
     if _numerics.transformed() or torch.compiler.is_compiling():
@@ -54,7 +54,7 @@ def resolved(f: Fibres, dtype: torch.dtype, eps: float | Tensor, tolerance: floa
     return flat.index_put((entry, row, column), by_differences(pairs).to(dtype)).view(d2.shape)
 
 
-def by_differences(f: Fibres) -> Tensor:
+def by_differences(f: MetricPair) -> Tensor:
     """Squared distances of row pairs, q and k both (P, D) with metrics (P,): from q - k in float64, (P,)."""
     delta = f.q.to(torch.float64) - f.k.to(torch.float64)
     square = (delta * delta).sum(-1)

@@ -17,7 +17,7 @@ from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, one
 from horosphere.kernels.tiled.scores import Scores
 from horosphere.kernels.tiled.tiles import tile_size
-from horosphere.kernels.tiled.weights import Dropout, Mask, Weighing
+from horosphere.kernels.tiled.weights import Dropout, Mask, WeightFunction
 
 # Rows and columns of a tile of one batch entry, and those of short sequences: more entries share a tile then, and a
 # causal mask leaves out more of them.
@@ -90,7 +90,7 @@ class Stream:
         self.den = torch.zeros(entries, scores.n, dtype=dtype, device=scores.device)
         self.top: Tensor | None = None
         self.plan = Plan(scores.signs, scores.n, scores.m, scores.device)
-        self.buffers = Buffers(scores.lent, scores.tensors, self.plan.numbers)
+        self.buffers = Buffers(scores.workspace, scores.tensors, self.plan.numbers)
         self.rows, self.columns = self.plan.rows(), self.plan.columns()
         self.mask = Mask(bias, causal, batch)
         self.dropout = Dropout(needed(seed), entries, scores.n, dropout_p) if dropout_p else None
@@ -106,10 +106,10 @@ class Stream:
         scores, mask, width = self.scores, self.mask, self.out.shape[-1]
         shift = self.eps[e] if self.weight == "inverse" else torch.zeros_like(self.eps[e])
         group = scores.group(e, shift)
-        weighing = Weighing(self.weight, self.power[e], shift, group.extent(), scores.dtype, mask.biased)
+        weighing = WeightFunction(self.weight, self.power[e], shift, group.extent(), scores.dtype, mask.biased)
         v = Blocks(self.values[e].to(scores.dtype), e.stop - e.start)
         for i in self.rows:
-            num = scores.lent("numerator", e.stop - e.start, i.stop - i.start, width)
+            num = scores.workspace("numerator", e.stop - e.start, i.stop - i.start, width)
             sums = Sums(num, self.den[e, i]) if weighing.plain else SumsOverTop(num, self.den[e, i])
             for j in self.columns:
                 if mask.nobody(i, j):
@@ -130,7 +130,7 @@ class Stream:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """out and lse, of all groups."""
-        self.scores.lent.back()
+        self.scores.workspace.back()
         lse = self.den.log_()  # -inf where no key took part
         if self.top is not None:
             lse.add_(self.top)

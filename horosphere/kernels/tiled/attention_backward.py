@@ -21,7 +21,7 @@ from horosphere.kernels.tiled.attention import Plan
 from horosphere.kernels.tiled.entries import Entries
 from horosphere.kernels.tiled.products import Blocks, Buffers, add_product, append, multiply, one
 from horosphere.kernels.tiled.scores import Scores
-from horosphere.kernels.tiled.weights import Dropout, Mask, Weighing
+from horosphere.kernels.tiled.weights import Dropout, Mask, WeightFunction
 
 # Blocks of rows for which what the loop takes from the result is made at once.
 READY = 8
@@ -33,13 +33,13 @@ def attention_backward(
     """Gradients of value, eps (B,), power (B,) and bias; those of the points stay with ``scores``. ``wanted``: whether
     those of eps, power and bias are.
     """
-    pull = Pull(scores, inputs, results, wanted)
-    for e in pull.groups():
-        pull.add(e)
-    return pull.result()
+    backward = Backward(scores, inputs, results, wanted)
+    for e in backward.groups():
+        backward.add(e)
+    return backward.result()
 
 
-class Pull:
+class Backward:
     """Gradients of attention, made group by group; arguments as of :func:`attention_backward`, its results in one."""
 
     def __init__(self, scores: Scores, inputs: Inputs, results: Results, wanted: tuple[bool, bool, bool]):
@@ -53,7 +53,7 @@ class Pull:
         self.outs, self.lses, self.douts = (Entries(t, batch, own) for t, own in ((out, 2), (lse, 1), (dout, 2)))
         self.dlses = Entries(dlse, batch, 1)
         self.plan = Plan(scores.signs, n, scores.m, scores.device)
-        self.buffers = Buffers(scores.lent, scores.tensors + 2, self.plan.numbers)
+        self.buffers = Buffers(scores.workspace, scores.tensors + 2, self.plan.numbers)
         self.rows, self.columns = self.plan.rows(), self.plan.columns()
         self.mask = Mask(bias, causal, batch)
         self.dropout = Dropout(needed(seed), entries, n, dropout_p) if dropout_p else None
@@ -71,7 +71,7 @@ class Pull:
         dtype, weight = scores.dtype, self.weight
         shift = self.eps[e] if weight == "inverse" else torch.zeros_like(self.eps[e])
         group = scores.group(e, shift)
-        weighing = Weighing(weight, self.power[e], shift, group.extent(), dtype, mask.biased)
+        weighing = WeightFunction(weight, self.power[e], shift, group.extent(), dtype, mask.biased)
         size = e.stop - e.start
         v = Blocks(append(self.values[e].to(dtype), 1.0), size, transposed=True)
         scale = -self.power[e]
@@ -114,7 +114,7 @@ class Pull:
                 g = g.mul_(w) if weighing.reciprocal else weighing.slope_(g, z)
                 if wanted[0] and weight == "inverse":
                     self.deps[e] += scale * g.sum((-1, -2)).to(self.deps.dtype)
-                group.pull(i, j, g)
+                group.backward(i, j, g)
             group.rows_done(i, scale)
         group.finish(scale)
         for start, gradient in dv.items():
@@ -127,7 +127,7 @@ class Pull:
 
 
 def _rows(
-    weighing: Weighing, dtype: torch.dtype, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
+    weighing: WeightFunction, dtype: torch.dtype, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What is subtracted from logits (E, N, 1), and (do, -c) / den (E, N, Dv + 1); 0 in rows without keys."""
     empty = (lse == -torch.inf).unsqueeze(-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.chord.augment import valid_weight
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.pair import ChordPair
 
 ROOT2 = math.sqrt(2.0)
 
@@ -26,7 +26,7 @@ class ChordFeatures:
     a: Tensor  # augmented features, once they were made by ``augment``
     b: Tensor
 
-    def __init__(self, part: Part, sign: int, work: torch.dtype):
+    def __init__(self, part: ChordPair, sign: int, work: torch.dtype):
         self.part, self.sign, self.work = part, sign, work
         kappas = part.kappa.tolist()
         self.c = [abs(k) / 2 if k else 1.0 for k in kappas]

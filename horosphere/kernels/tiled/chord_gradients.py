@@ -110,11 +110,11 @@ class ChordGradients:
         curved = features.part.kappa != 0
         size = torch.where(curved, features.part.kappa.abs(), 1.0)
         self.c = torch.where(curved, size / 2, 1.0)
-        # dd^2/dt is gain phi / r, and d(d^2)/dkappa at fixed u the bend of arcs over kappa^2
+        # dd^2/dt is gain phi / r, and d(d^2)/dkappa at fixed u the curvature_slope of arcs over kappa^2
         self.gain = (2 * ROOT2 if features.sign > 0 else ROOT2 if features.sign < 0 else 1.0) / size
-        self.bend_unit = 1 / size**2
+        self.curvature_unit = 1 / size**2
         self.scale = self.c.new_zeros(entries)
-        self.bend = self.c.new_zeros(entries)
+        self.curvature_slope = self.c.new_zeros(entries)
         self.compiled = False  # whether the sums are those of compiled loops
 
     def finish(self) -> None:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from horosphere.kernels.chord.augment import kappa_entries
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.augment import batch_scalars
+from horosphere.kernels.chord.pair import ChordPair
 from horosphere.kernels.tiled.chord_features import ChordFeatures
 from horosphere.kernels.tiled.chord_gradients import ChordGradients
 from horosphere.kernels.tiled.chord_tiles import PartTiles
 from horosphere.kernels.tiled.entries import PartEntries
 from horosphere.kernels.tiled.products import Buffers
 from horosphere.kernels.tiled.scores import Group, Scores
-from horosphere.kernels.tiled.workspace import Lent
+from horosphere.kernels.tiled.workspace import Workspace
 
 # Numbers of augmented features that are made at a time where a group has fewer: 8 MiB in float32.
 READY = 2**21
@@ -37,14 +37,20 @@ class ChordScores(Scores):
     signs: list[tuple[int, ...]]
 
     def __init__(
-        self, parts: Sequence[Part], batch: torch.Size, dtype: torch.dtype, *, resolve: bool, curvature: bool = False
+        self,
+        parts: Sequence[ChordPair],
+        batch: torch.Size,
+        dtype: torch.dtype,
+        *,
+        resolve: bool,
+        curvature: bool = False,
     ):
         self.parts, self.batch, self.dtype = parts, batch, dtype
         self.resolve, self.curvature = resolve, curvature
         self.n, self.m = parts[0].x.shape[-2], parts[0].y.shape[-2]
         self.device = parts[0].x.device
         self.tensors = 2 if len(parts) == 1 else 3
-        self.kappas = [kappa_entries(p.kappa, batch).to(self.device) for p in parts]
+        self.kappas = [batch_scalars(p.kappa, batch).to(self.device) for p in parts]
         self.signs = list(zip(*([(k > 0) - (k < 0) for k in kappa.tolist()] for kappa in self.kappas), strict=True))
         self.sides = [PartEntries.of(p, batch) for p in parts]
         self.into: list[PartEntries] = []
@@ -52,7 +58,7 @@ class ChordScores(Scores):
         self.ready = slice(0, 0)
         self.features: list[ChordFeatures] = []
         self.sums: list[ChordGradients] = []
-        self.lent = Lent(dtype, self.device)
+        self.workspace = Workspace(dtype, self.device)
 
     def group(self, e: slice, shift: Tensor) -> ChordGroup:
         self.make_ready(e)
@@ -60,7 +66,7 @@ class ChordScores(Scores):
             if not f.augmented:
                 shapes = (f.entries, self.n), (f.entries, self.m)
                 width = f.part.x.shape[-1] + 2
-                f.augment(*(self.lent(f"features {k} {at}", *rows, width) for at, rows in enumerate(shapes)))
+                f.augment(*(self.workspace(f"features {k} {at}", *rows, width) for at, rows in enumerate(shapes)))
         s = slice(e.start - self.ready.start, e.stop - self.ready.start)
         return ChordGroup(self, e, s, shift)
 
@@ -85,7 +91,7 @@ class ChordScores(Scores):
     def _finish(self) -> None:
         for sums, slope in zip(self.sums, self.slopes, strict=False):
             sums.finish()
-            slope[self.ready] += sums.scale * sums.bend * sums.bend_unit
+            slope[self.ready] += sums.scale * sums.curvature_slope * sums.curvature_unit
         self.sums = []
 
     def prepare_gradients(self) -> None:
@@ -95,7 +101,7 @@ class ChordScores(Scores):
     def gradients(self) -> list[Tensor]:
         """Of x, y, kappa and any weights, part by part, as they are packed."""
         self._finish()
-        self.lent.back()
+        self.workspace.back()
         found = []
         for part, into, slope in zip(self.parts, self.into, self.slopes, strict=True):
             gx, gy, *weights = (g.t for g in into if g is not None)
@@ -135,13 +141,13 @@ class ChordGroup(Group):
             part.add_to(z, part.arc_(t, buffers, 2, False), out=z)
         return z
 
-    def pull(self, i: slice, j: slice, g: Tensor) -> None:
+    def backward(self, i: slice, j: slice, g: Tensor) -> None:
         if len(self.parts) == 1:
-            self.parts[0].pull(i, j, g)
+            self.parts[0].backward(i, j, g)
             return
         for part in self.parts:  # a part's tile is made again: kept ones would leave the cache
             part.arc_(part.product(i, j, self.buffers, 1), self.buffers, 2, True)
-            part.pull(i, j, self.buffers.tile(1, *g.shape)[0].copy_(g))
+            part.backward(i, j, self.buffers.tile(1, *g.shape)[0].copy_(g))
 
     def rows_done(self, i: slice, scale: Tensor) -> None:
         for part in self.parts:

@@ -48,7 +48,7 @@ class PartTiles:
         self.least = max(float(shift.min()), _numerics.SMALLEST_CHORD2) if inside else _numerics.SMALLEST_CHORD2
         self.flagged: list[Unresolved] = []
         self.slope: Tensor | None = None
-        self.bend: Tensor | None = None
+        self.curvature_slope: Tensor | None = None
         # sums of gradients by a, of the rows at hand, and by b, of blocks by their first column
         self.da: Block | None = None
         self.db: dict[int, Block] = {}
@@ -77,7 +77,7 @@ class PartTiles:
         """phi in place of t; ``keep`` makes and keeps the slope, in buffer k."""
         scratch = buffers.tile(k, *t.shape)[0]
         if self.curvature:
-            self.bend = arcs.curvature_slope(t, self.sign, True) if keep else None
+            self.curvature_slope = arcs.curvature_slope(t, self.sign, True) if keep else None
         if self.sign == 0:
             self.slope = None
             return t
@@ -114,10 +114,10 @@ class PartTiles:
         phi.mul_(self.factor)
         return torch.addcmul(total, phi, phi, out=out)
 
-    def pull(self, i: slice, j: slice, g: Tensor) -> None:
+    def backward(self, i: slice, j: slice, g: Tensor) -> None:
         """Add up the gradients of a and b from dL/d(d^2), g (E, R, C), of the last tile, whose slope was kept."""
-        if self.bend is not None:
-            self.sums.bend[self.s] += torch.einsum("erc,erc->e", self.bend, g).to(torch.float64)
+        if self.curvature_slope is not None:
+            self.sums.curvature_slope[self.s] += torch.einsum("erc,erc->e", self.curvature_slope, g).to(torch.float64)
         if self.slope is not None:
             g.mul_(self.slope)
         if self.da is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.pair import ChordPair
 
 # Numbers up to which a tensor that is no plain stack of its entries is copied as a whole.
 SMALL = 2**18
@@ -83,7 +83,7 @@ class PartEntries(NamedTuple):
     wy: Entries | None
 
     @classmethod
-    def of(cls, part: Part, batch: torch.Size) -> PartEntries:
+    def of(cls, part: ChordPair, batch: torch.Size) -> PartEntries:
         wx, wy = (None if w is None else Entries(w, batch, 1) for w in (part.wx, part.wy))
         return cls(Entries(part.x, batch, 2), Entries(part.y, batch, 2), wx, wy)
 
@@ -91,7 +91,7 @@ class PartEntries(NamedTuple):
         wx, wy = (None if w is None else w.zeros(dtype) for w in (self.wx, self.wy))
         return PartEntries(self.x.zeros(dtype), self.y.zeros(dtype), wx, wy)
 
-    def part(self, e: slice, kappa: Tensor, time_dims: int) -> Part:
+    def part(self, e: slice, kappa: Tensor, time_dims: int) -> ChordPair:
         """Some entries, with their curvatures (E,)."""
         wx, wy = (None if w is None else w[e] for w in (self.wx, self.wy))
-        return Part(self.x[e], self.y[e], kappa, wx, wy, time_dims)
+        return ChordPair(self.x[e], self.y[e], kappa, wx, wy, time_dims)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.pair import MetricPair
 from horosphere.kernels.tiled.metric_tiles import MetricTiles, Tile
 from horosphere.kernels.tiled.products import Buffers
 from horosphere.kernels.tiled.scores import Group, Scores
 from horosphere.kernels.tiled.tiles import tile_size, tiles
-from horosphere.kernels.tiled.workspace import Lent, prefer_large
+from horosphere.kernels.tiled.workspace import Workspace, prefer_large
 
 
 class MetricScores(Scores):
@@ -26,10 +26,10 @@ class MetricScores(Scores):
 
     tensors = 2
 
-    def __init__(self, f: Fibres, batch: torch.Size, dtype: torch.dtype, *, resolve: bool):
+    def __init__(self, f: MetricPair, batch: torch.Size, dtype: torch.dtype, *, resolve: bool):
         self.batch, self.dtype, self.device = batch, dtype, f.q.device
         self.n, self.m = f.q.shape[-2], f.k.shape[-2]
-        self.lent = Lent(dtype, self.device)
+        self.workspace = Workspace(dtype, self.device)
         self.signs = [0] * batch.numel()
         self.tiles = MetricTiles(f, batch, dtype, _numerics.weight_tolerance(dtype) if resolve else None)
         self.scale = torch.zeros(batch.numel(), dtype=torch.float64, device=self.device)
@@ -41,8 +41,8 @@ class MetricScores(Scores):
         self.tiles.prepare_gradients()
 
     def gradients(self) -> list[Tensor]:
-        """Of the fibres' tensors, in their order."""
-        self.lent.back()
+        """Of the pair's tensors, in their order."""
+        self.workspace.back()
         return self.tiles.gradients(self.scale)
 
 
@@ -62,7 +62,7 @@ class MetricGroup(Group):
         self.last = self.tiles.tile(self.e, i, j, self.shift, buffers[0], buffers[1])
         return self.last.z
 
-    def pull(self, i: slice, j: slice, g: Tensor) -> None:
+    def backward(self, i: slice, j: slice, g: Tensor) -> None:
         self.tiles.add_gradient(g, self.last, self.e, i, j, self.buffers[0], self.buffers[1])
 
     def rows_done(self, i: slice, scale: Tensor) -> None:
@@ -72,8 +72,8 @@ class MetricGroup(Group):
         self.scores.scale[self.e] = scale
 
 
-def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
-    """(..., N, M) squared distances, worked in ``dtype`` and stored in the type of the fibres."""
+def sqdist(f: MetricPair, dtype: torch.dtype, tolerance: float | None) -> Tensor:
+    """(..., N, M) squared distances, worked in ``dtype`` and stored in the type of the pair."""
     batch, n, m = f.batch, f.q.shape[-2], f.k.shape[-2]
     result = prefer_large(torch.empty(*batch, n, m, dtype=f.dtype, device=f.q.device))
     out = result.view(batch.numel(), n, m)
@@ -85,8 +85,8 @@ def sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
     return result
 
 
-def sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]:
-    """Gradients of the fibres' tensors.
+def sqdist_backward(grad: Tensor, f: MetricPair, dtype: torch.dtype) -> list[Tensor]:
+    """Gradients of the pair's tensors.
 
     From the product form: where the forward pass used differences it runs in float64, whose gradient is q_i - k_j to
     2^-53 of the points.

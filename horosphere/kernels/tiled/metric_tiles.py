@@ -20,7 +20,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.chord.augment import tile_product
-from horosphere.kernels.low_rank.fibres import Fibres, Metric, limits
+from horosphere.kernels.low_rank.pair import Metric, MetricPair, limits
 from horosphere.kernels.reference.metric_sqdist import by_differences
 from horosphere.kernels.tiled.workspace import prefer_large
 
@@ -45,11 +45,11 @@ class Tile(NamedTuple):
 
 
 class MetricTiles:
-    """Distances of flat :class:`Fibres` tile by tile, in the type ``dtype``.
+    """Distances of flat :class:`MetricPair` tile by tile, in the type ``dtype``.
 
     Args:
-        f: the fibres.
-        batch: the batch dimensions of the matrix, to which those of the fibres broadcast.
+        f: the pair.
+        batch: the batch dimensions of the matrix, to which those of the pair broadcast.
         dtype: type of the matrix products.
         tolerance: relative error of d^2 + eps above which a pair is worked from differences; None: never.
     """
@@ -62,8 +62,8 @@ class MetricTiles:
     _dquery: Side
     _dkey: Side
 
-    def __init__(self, f: Fibres, batch: torch.Size, dtype: torch.dtype, tolerance: float | None):
-        self.fibres, self.batch, self.flat, self.dtype = f, batch, f.flat(batch, dtype), dtype
+    def __init__(self, f: MetricPair, batch: torch.Size, dtype: torch.dtype, tolerance: float | None):
+        self.pair, self.batch, self.flat, self.dtype = f, batch, f.flat(batch, dtype), dtype
         self.root = f.share**0.5
         q, k = self.flat.q, self.flat.k
         nq, nk = ((t * t).sum(-1, keepdim=True) for t in (q, k))
@@ -79,7 +79,7 @@ class MetricTiles:
         self.tolerance = tolerance
         self._wide: MetricTiles | None = None  # the same in float64, for tiles full of near pairs
         self._summed = False  # whether there are gradients
-        self._direct: list[Tensor] | None = None  # those of pairs worked from differences, of the fibres' tensors
+        self._direct: list[Tensor] | None = None  # those of pairs worked from differences, of the pair's tensors
         self.norms = nq.squeeze(-1), nk.squeeze(-1)
         if tolerance is not None:
             self._bounds(*self.norms, tolerance)
@@ -92,7 +92,7 @@ class MetricTiles:
         columns = prefer_large(factor.new_empty(rank, entries, rows, dim + 1))
         columns[..., :dim] = factor.permute(3, 0, 1, 2)
         columns[..., dim] = -torch.einsum("bndr,bnd->rbn", factor, points)
-        return Side(columns, self.fibres.share * scale * scale)
+        return Side(columns, self.pair.share * scale * scale)
 
     def _bounds(self, nq: Tensor, nk: Tensor, tolerance: float) -> None:
         self.limits = limits(self.flat, self.dtype, tolerance)
@@ -138,7 +138,7 @@ class MetricTiles:
 
     def _in_float64(self) -> MetricTiles:
         if self._wide is None:
-            self._wide = MetricTiles(self.fibres, self.batch, torch.float64, self.tolerance)
+            self._wide = MetricTiles(self.pair, self.batch, torch.float64, self.tolerance)
         return self._wide
 
     def _columns(self, e: slice, i: slice, j: slice, scratch: Tensor) -> Iterator[Tensor]:
@@ -160,7 +160,7 @@ class MetricTiles:
         else:
             torch.addcmul(plus, t, scales, out=t)
 
-    def _pairs(self, at: Tensor, e: slice, i: slice, j: slice) -> Fibres:
+    def _pairs(self, at: Tensor, e: slice, i: slice, j: slice) -> MetricPair:
         entry, row, column = self._places(at, e, i, j)
         return self.flat.pairs((entry, row), (entry, column))
 
@@ -241,12 +241,12 @@ class MetricTiles:
         self._summed = True
 
     def gradients(self, scale: Tensor | None = None) -> list[Tensor]:
-        """dL/d of every tensor of the fibres, in their shapes and types; ``scale`` (B,) multiplies all."""
+        """dL/d of every tensor of the pair, in their shapes and types; ``scale`` (B,) multiplies all."""
         found = self._flat_gradients()
         if self._wide is not None and self._wide._summed:
             found = [g + h for g, h in zip(found, self._wide._flat_gradients(), strict=True)]
         out = []
-        for g, like in zip(found, self.fibres.tensors(), strict=True):
+        for g, like in zip(found, self.pair.tensors(), strict=True):
             g = g if scale is None else g * scale.view(-1, *[1] * (g.dim() - 1))
             out.append(g.reshape(*self.batch, *g.shape[1:]).sum_to_size(like.shape).to(like.dtype))
         return out
@@ -275,7 +275,7 @@ class MetricTiles:
         last = columns[..., d:]
         taken = torch.einsum("rbnd,rbn->bnd", side.columns[..., :d], last.squeeze(-1))
         factor = columns[..., :d].sub_(points * last).permute(1, 2, 3, 0)
-        return taken, 2 * self.fibres.share * scale * sums.scales, factor
+        return taken, 2 * self.pair.share * scale * sums.scales, factor
 
 
 def _zeros(side: Side) -> Side:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.kernels.chord.augment import augment
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.pair import ChordPair
 
 if TYPE_CHECKING:
     from horosphere.kernels.tiled.chord_features import ChordFeatures
@@ -95,7 +95,7 @@ class Near:
         kappa = part.kappa[entry : entry + 1]
         x, y = (with_own_time(of(t, at), kappa, part.time_dims) for t, at in ((part.x, rows), (part.y, j)))
         wx, wy = (None if w is None else of(w, at) for w, at in ((part.wx, rows), (part.wy, j)))
-        one = augment(Part(x, y, kappa, wx, wy, part.time_dims), torch.Size((1,)), torch.float64)
+        one = augment(ChordPair(x, y, kappa, wx, wy, part.time_dims), torch.Size((1,)), torch.float64)
         a, b, shift = one.a[0], one.b[0], self.shift[k]
         t = a @ b.mT
         again = torch.ones_like(rows, dtype=torch.bool)

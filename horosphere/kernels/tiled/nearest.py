@@ -15,7 +15,7 @@ from torch import Tensor
 from horosphere import _numerics
 from horosphere.kernels.chord import arcs
 from horosphere.kernels.chord.augment import Augmented, augment, tile_product, without_far
-from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
+from horosphere.kernels.chord.pair import ChordPair, batch_of, dtype_of
 from horosphere.kernels.tiled.sqdist import may_overflow, runs
 
 # Columns of a group: the minima of 64 are a hundredth of the work that follows.
@@ -26,7 +26,7 @@ OTHER_BLOCK = 2**26
 LEAST_ROWS = 8
 
 
-def nearest(parts: Sequence[Part], k: int) -> tuple[Tensor, Tensor]:
+def nearest(parts: Sequence[ChordPair], k: int) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.reference.sqdist.nearest; which of equal bounds at the k-th place are returned is open."""
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horosphere.kernels.tiled.workspace import Lent
+from horosphere.kernels.tiled.workspace import Workspace
 
 
 def append(t: Tensor, last: float | Tensor) -> Tensor:
@@ -39,8 +39,8 @@ class Buffers:
     of :class:`Blocks` go into.
     """
 
-    def __init__(self, lent: Lent, count: int, numbers: int):
-        self.flat = lent("tiles", count, numbers)
+    def __init__(self, workspace: Workspace, count: int, numbers: int):
+        self.flat = workspace("tiles", count, numbers)
         self.views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
 
     def __getitem__(self, k: int) -> Tensor:

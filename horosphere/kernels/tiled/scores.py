@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from horosphere.kernels.tiled.products import Buffers
-from horosphere.kernels.tiled.workspace import Lent
+from horosphere.kernels.tiled.workspace import Workspace
 
 
 class Scores(ABC):
@@ -22,7 +22,7 @@ class Scores(ABC):
         batch, n, m, dtype, device: of the matrices, and the type tiles are worked in.
         signs: of length B: batch entries share a tile where these are equal.
         tensors: how many buffers of a tile's size a group asks for.
-        lent: memory for the call, given back by the forward loop and by :meth:`gradients`.
+        workspace: memory for the call, given back by the forward loop and by :meth:`gradients`.
     """
 
     batch: torch.Size
@@ -32,7 +32,7 @@ class Scores(ABC):
     device: torch.device
     signs: Sequence[object]
     tensors: int
-    lent: Lent
+    workspace: Workspace
 
     @abstractmethod
     def group(self, e: slice, shift: Tensor) -> Group:
@@ -40,7 +40,7 @@ class Scores(ABC):
 
     @abstractmethod
     def prepare_gradients(self) -> None:
-        """Before the first pull."""
+        """Before the first backward."""
 
     @abstractmethod
     def gradients(self) -> list[Tensor]:
@@ -56,10 +56,10 @@ class Group(ABC):
 
     @abstractmethod
     def tile(self, i: slice, j: slice, buffers: Buffers, keep: bool) -> Tensor:
-        """z (E, R, C) >= 0 in buffers[0]; with ``keep`` the others stay lent until pull."""
+        """z (E, R, C) >= 0 in buffers[0]; with ``keep`` the others stay as they are until backward."""
 
     @abstractmethod
-    def pull(self, i: slice, j: slice, g: Tensor) -> None:
+    def backward(self, i: slice, j: slice, g: Tensor) -> None:
         """Take dL/dz / scale of that tile; g may be overwritten."""
 
     @abstractmethod

@@ -16,20 +16,20 @@ from horosphere.kernels.chord import arcs
 from horosphere.kernels.chord.augment import (
     Augmented,
     augment,
+    batch_scalars,
     flat,
-    kappa_entries,
     key_gradient,
     query_gradient,
     tile_product,
     without_far,
 )
-from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
+from horosphere.kernels.chord.pair import ChordPair, batch_of, dtype_of
 from horosphere.kernels.tiled.tiles import group_width, mirror_, tile_size, tiles
 from horosphere.kernels.tiled.unresolved import Search
 from horosphere.kernels.tiled.workspace import prefer_large
 
 
-def sqdist(parts: Sequence[Part], squared: bool, resolve: bool, same: bool = False) -> tuple[Tensor, Tensor]:
+def sqdist(parts: Sequence[ChordPair], squared: bool, resolve: bool, same: bool = False) -> tuple[Tensor, Tensor]:
     """Distances (..., N, M), or their squares, and the pairs that the product form does not resolve.
 
     ``same``: both sides are one set; half of the matrix is worked, the other half is its mirror image.
@@ -129,7 +129,7 @@ def _finish_sum(
     tile.copy_(total[..., :m]) if squared else torch.sqrt(total[..., :m], out=tile)
 
 
-def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvature: bool) -> list[Tensor]:
+def sqdist_backward(grad: Tensor, parts: Sequence[ChordPair], squared: bool, curvature: bool) -> list[Tensor]:
     """Gradients of the packed tensors; that of kappa is 0 unless ``curvature`` asks for it."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     grad = flat(grad, batch, 2)
@@ -185,10 +185,10 @@ def _accumulate(into: Tensor, g: Tensor, features: Tensor) -> None:
 
 
 def per_point(
-    part: Part, batch: torch.Size, da: Tensor, db: Tensor, dk: Tensor, square: bool, curvature: bool
+    part: ChordPair, batch: torch.Size, da: Tensor, db: Tensor, dk: Tensor, square: bool, curvature: bool
 ) -> list[Tensor]:
     """From the gradients of augmented features to those of features, curvature and weights."""
-    kappa = kappa_entries(part.kappa, batch).to(da.device)
+    kappa = batch_scalars(part.kappa, batch).to(da.device)
     curved = kappa != 0
     c = torch.where(curved, kappa.abs() / 2, 1.0)[:, None]
     x, y = flat(part.x, batch, 2).to(torch.float64), flat(part.y, batch, 2).to(torch.float64)

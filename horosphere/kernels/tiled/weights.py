@@ -15,7 +15,7 @@ from horosphere.kernels.tiled.entries import Entries
 PLAIN = {torch.float32: 60.0, torch.float64: 600.0}
 
 
-class Weighing:
+class WeightFunction:
     """Weights of a group of batch entries.
 
     Args:

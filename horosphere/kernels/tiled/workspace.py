@@ -23,7 +23,7 @@ MOST = 2**24
 _spare: dict[tuple[str, torch.dtype], Tensor] = {}
 
 
-class Lent:
+class Workspace:
     """Uninitialised memory by name, one tensor of a name at a time, for one call."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device):

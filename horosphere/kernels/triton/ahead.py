@@ -20,9 +20,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.pair import ChordPair
 from horosphere.kernels.inputs import Inputs, Results
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.pair import MetricPair
 from horosphere.kernels.triton.attention import Geometry, attention, attention_backward
 from horosphere.kernels.triton.chord import ChordShape, Points
 from horosphere.kernels.triton.metric import MetricShape, Tokens
@@ -82,18 +82,18 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
 
 
-def part(dtype: torch.dtype, dim: int, sign: int, n: int = 3, m: int = 100, time_dims: int = 0) -> Part:
+def part(dtype: torch.dtype, dim: int, sign: int, n: int = 3, m: int = 100, time_dims: int = 0) -> ChordPair:
     """Chords of two batch entries, with weights where there is no time."""
     x, y = torch.ones(2, n, dim, dtype=dtype, device="cpu"), torch.ones(2, m, dim, dtype=dtype, device="cpu")
     wx, wy = (None if time_dims else t[..., 0] for t in (x, y))
-    return Part(x, y, torch.tensor(float(sign), dtype=torch.float64, device="cpu"), wx, wy, time_dims)
+    return ChordPair(x, y, torch.tensor(float(sign), dtype=torch.float64, device="cpu"), wx, wy, time_dims)
 
 
-def fibres(dtype: torch.dtype, own: bool, other: bool, n: int = 3, m: int = 100, rank: int = 2) -> Fibres:
+def metric_pair(dtype: torch.dtype, own: bool, other: bool, n: int = 3, m: int = 100, rank: int = 2) -> MetricPair:
     """Points of two batch entries, and whose metrics measure."""
     q, k = torch.ones(2, n, FEATURES, dtype=dtype, device="cpu"), torch.ones(2, m, FEATURES, dtype=dtype, device="cpu")
     one, two = ((t[..., 0], t[..., None].expand(-1, -1, -1, rank)) for t in (q, k))
-    return Fibres(q, k, *(one if own else (None, None)), *(two if other else (None, None)))
+    return MetricPair(q, k, *(one if own else (None, None)), *(two if other else (None, None)))
 
 
 def attend(points: Geometry, weight: str, bias: Tensor | None, causal: int | None, dropout_p: float) -> list[Launch]:
@@ -169,7 +169,7 @@ def metric_variants() -> Iterator[Variant]:
     gradient.
     """
     for dtype, (own, other) in itertools.product(TYPES, ((True, True), (True, False), (False, True))):
-        f = fibres(dtype, own, other)
+        f = metric_pair(dtype, own, other)
         with recorded() as launches:
             metric_sqdist(f, dtype, None)
             metric_sqdist_backward(torch.ones(2, 3, 100, dtype=dtype, device="cpu"), f, dtype)

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.chord.augment import augment, flat, kappa_entries, minkowski, valid_weight
-from horosphere.kernels.chord.parts import Part
+from horosphere.kernels.chord.augment import augment, batch_scalars, flat, minkowski, valid_weight
+from horosphere.kernels.chord.pair import ChordPair
 from horosphere.kernels.tiled.near import with_own_time
 from horosphere.kernels.triton.arcs import curvature_slope, slope, square
 from horosphere.kernels.triton.tiles import both, columns_of, inside, product, some, terms_of
@@ -261,13 +261,19 @@ class Points:
     sums_values = False
 
     def __init__(
-        self, parts: Sequence[Part], batch: torch.Size, dtype: torch.dtype, *, resolve: bool, curvature: bool = False
+        self,
+        parts: Sequence[ChordPair],
+        batch: torch.Size,
+        dtype: torch.dtype,
+        *,
+        resolve: bool,
+        curvature: bool = False,
     ):
         self.parts, self.batch, self.dtype = parts, batch, dtype
         self.n, self.m, self.count = parts[0].x.shape[-2], parts[0].y.shape[-2], len(parts)
         self.sizes = tuple(p.x.shape[-1] for p in parts)
         self.resolve, self.curvature = resolve, curvature
-        self.kappas = [kappa_entries(p.kappa, batch).to(parts[0].x.device) for p in parts]
+        self.kappas = [batch_scalars(p.kappa, batch).to(parts[0].x.device) for p in parts]
         made = [augment(p, batch, dtype) for p in parts]
         self.signs = list(zip(*(a.signs for a in made), strict=True))
         self.unit = torch.cat([a.factor.view(-1, 1) ** 2 for a in made], 1).contiguous()

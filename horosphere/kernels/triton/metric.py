@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from horosphere import _numerics
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.low_rank.pair import MetricPair
 from horosphere.kernels.tiled.metric_tiles import MetricTiles
 from horosphere.kernels.tiled.metric_tiles import Side as Gradients
 from horosphere.kernels.triton.tiles import add as add_rows
@@ -313,7 +313,7 @@ class Tokens:
     """Points and metrics of both sides in the layout of the kernels, and their gradients.
 
     Args:
-        f: the fibres.
+        f: the pair.
         batch: the batch dimensions of the result.
         dtype: type of the kernels' numbers.
         resolve: whether kernels work pairs that the product form does not resolve against a weight from differences.
@@ -326,7 +326,7 @@ class Tokens:
 
     def __init__(
         self,
-        f: Fibres,
+        f: MetricPair,
         batch: torch.Size,
         dtype: torch.dtype,
         *,
@@ -366,7 +366,7 @@ class Tokens:
         own, other = (side is not None for side in (self.made.query, self.made.key))
         if swapped:
             own, other = other, own
-        shape = MetricShape(own, other, self.made.fibres.share, swapped, self.resolve, precision)
+        shape = MetricShape(own, other, self.made.pair.share, swapped, self.resolve, precision)
         yield slice(0, self.batch.numel()), shape
 
     def columns(self, part: int) -> int:
@@ -380,7 +380,7 @@ class Tokens:
         return self._found[swapped]
 
     def gradients(self) -> list[Tensor]:
-        """Of the fibres' tensors."""
+        """Of the pair's tensors."""
         for swapped, sums in self._found.items():
             has_metric = (self.made.key if swapped else self.made.query) is not None
             side = Gradients(sums.columns.mT, sums.scales) if has_metric else None

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from horosphere.kernels.chord.augment import augment
-from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
+from horosphere.kernels.chord.pair import ChordPair, batch_of, dtype_of
 from horosphere.kernels.tiled import nearest as tiled
 from horosphere.kernels.tiled.sqdist import all_alike, may_overflow
 from horosphere.kernels.tiled.tiles import tiles
@@ -121,7 +121,7 @@ def members_options(dtype: torch.dtype) -> dict[str, int | bool]:
     return chord_options(dtype) | {"R": SLOTS, "C": tiled.GROUP}
 
 
-def nearest(parts: Sequence[Part], k: int) -> tuple[Tensor, Tensor]:
+def nearest(parts: Sequence[ChordPair], k: int) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.tiled.nearest.nearest: the smallest of every group of columns, then the chosen groups."""
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from horosphere.kernels.chord.augment import Augmented, augment, flat, without_far
-from horosphere.kernels.chord.parts import Part, batch_of, dtype_of
-from horosphere.kernels.low_rank.fibres import Fibres
+from horosphere.kernels.chord.pair import ChordPair, batch_of, dtype_of
+from horosphere.kernels.low_rank.pair import MetricPair
 from horosphere.kernels.tiled.sqdist import per_point
 from horosphere.kernels.triton import metric
 from horosphere.kernels.triton.arcs import curvature_slope, phi, slope
@@ -254,7 +254,7 @@ def bounded(a: Augmented, doubt: Tensor) -> Bounded:
     )
 
 
-def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
+def sqdist(parts: Sequence[ChordPair], squared: bool, resolve: bool) -> tuple[Tensor, Tensor]:
     """As horosphere.kernels.tiled.sqdist.sqdist. Products hold one more matrix where ``resolve``."""
     batch, dtype, device = batch_of(parts), dtype_of(parts), parts[0].x.device
     n, m = parts[0].x.shape[-2], parts[0].y.shape[-2]
@@ -279,7 +279,7 @@ def sqdist(parts: Sequence[Part], squared: bool, resolve: bool) -> tuple[Tensor,
     return result, picked
 
 
-def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvature: bool) -> list[Tensor]:
+def sqdist_backward(grad: Tensor, parts: Sequence[ChordPair], squared: bool, curvature: bool) -> list[Tensor]:
     """As horosphere.kernels.tiled.sqdist.sqdist_backward. Products of distances hold two more matrices."""
     batch, dtype = batch_of(parts), dtype_of(parts)
     n, m = grad.shape[-2:]
@@ -311,7 +311,7 @@ def sqdist_backward(grad: Tensor, parts: Sequence[Part], squared: bool, curvatur
     return grads
 
 
-def metric_sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Tensor:
+def metric_sqdist(f: MetricPair, dtype: torch.dtype, tolerance: float | None) -> Tensor:
     """As horosphere.kernels.tiled.metric.sqdist. Holds two more matrices where there is a tolerance."""
     tokens = metric.Tokens(f, f.batch, dtype, tolerance=tolerance)
     n, m, everything = tokens.n, tokens.m, slice(0, f.batch.numel())
@@ -326,7 +326,7 @@ def metric_sqdist(f: Fibres, dtype: torch.dtype, tolerance: float | None) -> Ten
     return out.view(*f.batch, n, m).to(f.dtype)
 
 
-def metric_sqdist_backward(grad: Tensor, f: Fibres, dtype: torch.dtype) -> list[Tensor]:
+def metric_sqdist_backward(grad: Tensor, f: MetricPair, dtype: torch.dtype) -> list[Tensor]:
     """As horosphere.kernels.tiled.metric.sqdist_backward."""
     tokens = metric.Tokens(f, f.batch, dtype)
     upper = grad.reshape(f.batch.numel(), tokens.n, tokens.m).to(dtype).contiguous()

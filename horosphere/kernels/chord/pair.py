@@ -12,7 +12,7 @@ from horosphere import _numerics
 from horosphere.kernels.inputs import broadcast
 
 
-class Part(NamedTuple):
+class ChordPair(NamedTuple):
     """One chord part of both sets: features (..., N, F) and (..., M, F), kappa () or batch-shaped, weights or None."""
 
     x: Tensor
@@ -27,12 +27,12 @@ class Part(NamedTuple):
         return Chord(self.x, self.wx, self.time_dims, self.kappa), Chord(self.y, self.wy, self.time_dims, self.kappa)
 
 
-def batch_of(parts: Sequence[Part]) -> torch.Size:
+def batch_of(parts: Sequence[ChordPair]) -> torch.Size:
     """The batch dimensions of the matrix."""
     return broadcast(*(t.shape[:-2] for p in parts for t in (p.x, p.y)))
 
 
-def dtype_of(parts: Sequence[Part]) -> torch.dtype:
+def dtype_of(parts: Sequence[ChordPair]) -> torch.dtype:
     """The type in which matrix products run, and of the result."""
     dtype = parts[0].x.dtype
     for p in parts:
@@ -64,14 +64,14 @@ def pack(xs: Sequence, ys: Sequence) -> tuple[list[Tensor], str]:
     return tensors, " ".join(layout)
 
 
-def unpack(tensors: Sequence[Tensor], layout: str) -> list[Part]:
+def unpack(tensors: Sequence[Tensor], layout: str) -> list[ChordPair]:
     """The inverse of :func:`pack`."""
     parts, at = [], 0
     for word in layout.split():
         size = 5 if word.endswith("w") else 3
         x, y, kappa, *weights = tensors[at : at + size]
         wx, wy = weights or (None, None)
-        parts.append(Part(x, y, kappa, wx, wy, int(word.removesuffix("w"))))
+        parts.append(ChordPair(x, y, kappa, wx, wy, int(word.removesuffix("w"))))
         at += size
     return parts
 

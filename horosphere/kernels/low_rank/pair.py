@@ -21,7 +21,7 @@ class Metric(NamedTuple):
     factor: Tensor
 
 
-class Fibres(NamedTuple):
+class MetricPair(NamedTuple):
     r"""Points q (..., N, D) and k (..., M, D), and the metrics :math:`s^2 I + U U^T` that measure their differences.
 
     A side whose metric is not used has None for scale (..., N) and factor (..., N, D, R).
@@ -72,10 +72,10 @@ class Fibres(NamedTuple):
         """The tensors that there are, in order: what an operator takes."""
         return [t for t in self if t is not None]
 
-    def each(self, change: Callable[[Tensor, int, bool], Tensor]) -> Fibres:
+    def each(self, change: Callable[[Tensor, int, bool], Tensor]) -> MetricPair:
         """Every tensor changed, given its dimensions that are not batch and whether it is one of the keys' end."""
         q, k, scale_q, factor_q, scale_k, factor_k = self
-        return Fibres(
+        return MetricPair(
             change(q, 2, False),
             change(k, 2, True),
             None if scale_q is None else change(scale_q, 1, False),
@@ -84,7 +84,7 @@ class Fibres(NamedTuple):
             None if factor_k is None else change(factor_k, 3, True),
         )
 
-    def flat(self, batch: torch.Size, dtype: torch.dtype) -> Fibres:
+    def flat(self, batch: torch.Size, dtype: torch.dtype) -> MetricPair:
         """In one type, batch dimensions expanded to ``batch`` and made one."""
 
         def flatten(t: Tensor, own: int, of_keys: bool) -> Tensor:
@@ -92,12 +92,12 @@ class Fibres(NamedTuple):
 
         return self.each(flatten)
 
-    def pairs(self, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Fibres:
+    def pairs(self, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> MetricPair:
         """Pairs (P, ...): the queries at ``rows`` with their metrics, and the keys at ``columns`` with theirs."""
         return self.each(lambda t, own, of_keys: t[columns if of_keys else rows])
 
 
-def limits(f: Fibres, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Tensor]:
+def limits(f: MetricPair, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Tensor]:
     """p_i (..., N) and p_j (..., M): the product form in ``dtype`` may miss ``tolerance``, relative, at pairs with
     ``d^2 + eps < (|q|^2 + |k|^2)(p_i + p_j)``.
 
@@ -119,9 +119,11 @@ def limits(f: Fibres, dtype: torch.dtype, tolerance: float) -> tuple[Tensor, Ten
 OWN = (2, 2, 1, 3, 1, 3)
 
 
-def fibres_of(tensors: list[Tensor], end: str) -> Fibres:
-    """The inverse of :meth:`Fibres.tensors`."""
+def metric_pair_of(tensors: list[Tensor], end: str) -> MetricPair:
+    """The inverse of :meth:`MetricPair.tensors`."""
     if end == "mean":
-        return Fibres(*tensors)
+        return MetricPair(*tensors)
     q, k, scale, factor = tensors
-    return Fibres(q, k, scale, factor, None, None) if end == "query" else Fibres(q, k, None, None, scale, factor)
+    return (
+        MetricPair(q, k, scale, factor, None, None) if end == "query" else MetricPair(q, k, None, None, scale, factor)
+    )
