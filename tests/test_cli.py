@@ -49,6 +49,20 @@ def test_the_whole_way(here):
     assert "'dg' is not in the embedding" in run("plot", "five.safetensors", "c.svg", "--centre", "dg").stderr
 
 
+def test_the_commands_of_the_readme_run(here):
+    text = (Path(__file__).parents[1] / "README.md").read_text().split("## Embed a graph")[1].split("```")[0]
+    blocks = [
+        re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    ]
+    edges, commands = blocks
+    Path("edges.tsv").write_text(edges)
+    for command in commands.splitlines():
+        program, *arguments = command.split()
+        done = run(*arguments)
+        assert program == "horosphere" and done.exit_code == 0, done.output
+    assert len(edges.splitlines()) == 6 and "mammal" in done.stdout and Path("animals.png").exists()
+
+
 def test_seeds_decide_the_bytes(here):
     contents = []
     for seed in (0, 0, 1):
