@@ -86,7 +86,7 @@ FEATURES = {
     "partial_fit": (("dist", "logmap"), lambda m: fitted(m).partial_fit([(9, 0)])),
     "plot": (("dist", "logmap"), lambda m: fitted(m).plot()),
     "frechet_mean": (("logmap",), lambda m: hs.frechet_mean(points(5, 2), m)),
-    "weight of 0": (("dist", "logmap"), lambda m: hs.frechet_mean(points(3, 2), m, torch.tensor([0.0, 1.0, 2.0]))),
+    "weight is 0": (("dist", "logmap"), lambda m: hs.frechet_mean(points(3, 2), m, torch.tensor([0.0, 1.0, 2.0]))),
     "midpoint": (("logmap",), lambda m: hs.midpoint(points(5, 2), m)),
     "value_manifold": (("dist", "logmap"), lambda m: attend(m, value_manifold=m)),
     "summary": (("dist", "logmap"), lambda m: layer(m, "summary", slots=4)),
