@@ -29,6 +29,23 @@ def facing(x, y):
     return sign * y, sign
 
 
+def first_axis(matrix):
+    """The unit eigenvector (..., n) of the largest eigenvalue l of symmetric matrices A (..., n, n).
+
+    Its derivative is (l - A)^+ dA x. torch.linalg.eigh differentiates every eigenvector, divides by the difference of
+    every pair of eigenvalues, and so answers NaN where any two are equal, as for the matrix x x^T of a single line.
+    Here only a tie for the first axis has no derivative; the part of it within the tie is set to 0. First derivatives.
+    """
+    with torch.no_grad():
+        values, axes = torch.linalg.eigh(matrix)
+        gap = values[..., -1:] - values
+        apart = gap > 4 * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
+        inverse = torch.where(apart, 1 / torch.where(apart, gap, 1.0), 0.0).unsqueeze(-1)
+    x = axes[..., -1:]
+    step = axes @ (inverse * (axes.mT @ (matrix @ x)))
+    return (x + (step - step.detach())).squeeze(-1)
+
+
 class ProjectiveSpace(Manifold):
     """Unit vectors up to sign with the metric of the sphere that they cover twice."""
 
@@ -118,7 +135,7 @@ class ProjectiveSpace(Manifold):
     def settle(self, mean):
         n = math.isqrt(mean.shape[-1])
         wide = mean.to(torch.float64).unflatten(-1, (n, n))
-        return torch.linalg.eigh((wide + wide.mT) / 2).eigenvectors[..., -1].to(mean.dtype)
+        return first_axis((wide + wide.mT) / 2).to(mean.dtype)
 
 
 hs.register_manifold("projective", ProjectiveSpace)  # its name in files, and of GraphEmbedding(manifold="projective")

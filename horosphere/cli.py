@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -39,7 +39,10 @@ def embed(
     ] = None,
     manifold: Annotated[
         str,
-        typer.Option(help="poincare, lorentz, euclidean, sphere, stereographic, or factors: H10, H5xS5, (H2)^5."),
+        typer.Option(
+            help="poincare, lorentz, euclidean, sphere, stereographic, or factors: H10, H5xS5, (H2)^5. "
+            "Manifolds of your own are for Python."
+        ),
     ] = "poincare",
     kappa: Annotated[
         float | None, typer.Option(help="Signed sectional curvature; default: the manifold's own.", show_default=False)
@@ -110,7 +113,8 @@ def embed(
         if plot is not None:
             check_ending(plot)
         pairs = _read(edges, header)
-        graph = as_lengths(pairs, metric) if loss_by_name(loss).of_lengths else as_graph(pairs)
+        of_lengths = loss_by_name(loss).of_lengths
+        graph = as_lengths(pairs, metric) if of_lengths else as_graph(pairs)
         model = GraphEmbedding(
             manifold if kappa is None else _manifold(manifold, kappa),
             dim or dimension_of_name(manifold) or 5,
@@ -135,7 +139,7 @@ def embed(
         if plot is not None:
             model.plot(plot)
         if not quiet:
-            _print_scores(model, model.evaluate(graph))
+            _print_scores(model, model.evaluate(graph), _repeated(pairs, of_lengths))
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
 
@@ -170,7 +174,10 @@ def evaluate(
 def nearest(
     file: Model,
     label: Annotated[str, typer.Argument(help="A node of the graph.")],
-    k: Annotated[int, typer.Option("-k", help="How many neighbours.")] = 10,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", help="How many neighbours; default: 10, or all other nodes.", show_default=False),
+    ] = None,
 ) -> None:
     """List the nodes nearest to a node by geodesic distance."""
     with _clear_errors():
@@ -274,7 +281,15 @@ def _as_in(nodes: list, label: str) -> Any:
     return next((node for node in nodes if node == label), next((node for node in nodes if str(node) == label), label))
 
 
-def _print_scores(model: Any, scores: Any) -> None:
+def _repeated(pairs: list[tuple], of_lengths: bool) -> list[tuple[str, str]]:
+    """A row that says how many lines give a pair again, and what became of them; nothing where none does."""
+    ends = [(source, target) for source, target, *_ in pairs if source != target]
+    count = len(ends) - len(set(ends))
+    kept = "of each pair the shortest length was kept" if of_lengths else "the weights of each pair were added up"
+    return [("repeated lines", f"{count:,}: {kept}")] if count else []
+
+
+def _print_scores(model: Any, scores: Any, more: Iterable[tuple[str, str]] = ()) -> None:
     from horosphere.embedding import DistortionScores
 
     if isinstance(scores, DistortionScores):
@@ -286,6 +301,7 @@ def _print_scores(model: Any, scores: Any) -> None:
             ("average distortion", f"{scores.average_distortion:.4f}"),
             ("worst distortion", f"{scores.worst_distortion:.4g}"),
             *([] if scores.map is None else [("MAP", f"{scores.map:.4f}")]),
+            *more,
         ]
         _print_table(None, ("distances", ""), rows)
         return
@@ -297,6 +313,7 @@ def _print_scores(model: Any, scores: Any) -> None:
         ("mean rank", f"{scores.mean_rank:.4f}"),
         ("MAP", f"{scores.map:.4f}"),
         ("candidates", f"{scores.n_candidates:,} a node, its other true neighbours left out"),
+        *more,
     ]
     _print_table(None, ("reconstruction", ""), rows)
 

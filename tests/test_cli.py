@@ -49,6 +49,20 @@ def test_the_whole_way(here):
     assert "'dg' is not in the embedding" in run("plot", "five.safetensors", "c.svg", "--centre", "dg").stderr
 
 
+def test_the_commands_of_the_readme_run(here):
+    text = (Path(__file__).parents[1] / "README.md").read_text().split("## Embed a graph")[1].split("```")[0]
+    blocks = [
+        re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    ]
+    edges, commands = blocks
+    Path("edges.tsv").write_text(edges)
+    for command in commands.splitlines():
+        program, *arguments = command.split()
+        done = run(*arguments)
+        assert program == "horosphere" and done.exit_code == 0, done.output
+    assert len(edges.splitlines()) == 6 and "mammal" in done.stdout and Path("animals.png").exists()
+
+
 def test_seeds_decide_the_bytes(here):
     contents = []
     for seed in (0, 0, 1):
@@ -66,6 +80,14 @@ def test_manifolds(here, options):
 def test_a_picture_alone(here):
     assert run("embed", "five.tsv", "--plot", "p.png", "--dim", 2, "--epochs", 2).exit_code == 0
     assert sorted(path.name for path in here.iterdir()) == ["five.tsv", "p.png"]
+
+
+def test_repeated_lines_are_counted(here):
+    assert "repeated" not in embed().stdout
+    Path("five.tsv").write_text(FIVE + "dog\tmammal\n" * 2 + "mammal\tdog\n" + "dog\tdog\n" * 2)
+    assert re.search(r"repeated lines\W+2: the weights of each pair were added up", embed().stdout)
+    done = embed("--loss", "distortion")
+    assert re.search(r"repeated lines\W+2: of each pair the shortest length was kept", done.stdout)
 
 
 def test_quiet_prints_nothing(here):
@@ -92,11 +114,15 @@ def test_a_warning_is_one_line(here):
     [
         ("", (), "five.tsv: no edges in this file"),
         ("child\tparent\na\tb\n", (), "five.tsv, line 1: 'child\\tparent' looks like a header"),
+        ("child,child\na,b\n", (), "looks like a header (these are usual names"),
+        ("child,child\na,b\n", (), "and two columns are called 'child'"),
         ("a\tb\nc\n", (), "five.tsv, line 2: 'c' has 1 column"),
         ("a,b,c\n", (), "must be a weight"),
         ("a,b,1\nc,d,nan\n", (), "line 2: 'c,d,nan' has the weight nan"),
         ("a a\n", (), "no edges between different nodes (only 1 self-loops)"),
         (FIVE, ("--manifold", "torus"), "torus"),
+        (FIVE, ("--loss", "distortion", "--manifold", "S2", "--init", "mds"), "init='mds' needs hyperbolic space"),
+        (FIVE, ("--manifold", "euclidean", "--init", "tree"), "init='tree' needs hyperbolic space"),
         (FIVE, ("--kappa", "1"), "kappa"),
         (FIVE, ("--manifold", "euclidean", "--kappa", "-1"), "no curvature"),
         (FIVE, ("--plot", "p.abc"), "p.abc: the ending must name a picture format"),
@@ -192,7 +218,13 @@ def test_mistakes_with_files_and_nodes(here):
         (("embed", "five.tsv"), "error: nothing to write"),
         (("embed", "none.tsv", "--out", "x"), "error: none.tsv: No such file or directory"),
         (("nearest", "five.safetensors", "dg"), "error: the node 'dg' is not in the embedding; similar: dog"),
+        (
+            ("nearest", "five.safetensors", "whale"),
+            "error: the node 'whale' is not in the embedding; nodes_ lists its 6 labels: 'dog', 'mammal', 'cat', ...",
+        ),
+        (("nearest", "five.safetensors", "MAM"), "error: the node 'MAM' is not in the embedding; similar: mammal"),
         (("nearest", "five.safetensors", "dog", "-k", "0"), "error: k must be at least 1"),
+        (("nearest", "five.safetensors", "dog", "-k", "6"), "error: k must be at most 5"),
         (("nearest", "text.safetensors", "dog"), "error: text.safetensors is not a whole safetensors file"),
         (("nearest", "none.safetensors", "dog"), "error: none.safetensors does not exist"),
         (("plot", "five.safetensors", "p.abc"), "error: p.abc: the ending"),
@@ -209,6 +241,11 @@ def test_usage_errors_have_exit_code_two(here):
     for option in ("--dim", "--epochs", "--negatives", "--batch-size"):
         done = run("embed", "five.tsv", "--out", "x", option, "0")
         assert done.exit_code == 2 and option in done.stderr and not Path("x").exists()
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "horosphere", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"horosphere {horosphere.__version__}\n"
 
 
 def test_version_and_help():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from horosphere.embedding.losses import base
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(page.name for page in DOCS.glob("*.md")), "../README.md"]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,8 +30,9 @@ def test_the_pages_are_there():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page, tmp_path):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     code = source(page)
+    monkeypatch.setattr(base, "_LOSSES", dict(base._LOSSES))  # a loss that a page registers is for that page
     assert code.strip(), f"{page} has no Python block"
     if "ManifoldContract" not in code:
         exec(compile(code, str(DOCS / page), "exec"), {"__name__": page})

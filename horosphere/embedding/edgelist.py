@@ -50,7 +50,8 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
         path: a UTF-8 text file, as it is or compressed by gzip (told by its first bytes).
         header: True: line 1 names the columns and is left out; False: line 1 is an edge; None (default): an error if
             line 1 may name the columns: usual names such as child and parent, names where all other labels are
-            numbers, or two labels that stand alone where every other line shares one with another.
+            numbers, one usual name twice, or two labels that stand alone where every other line shares one with
+            another.
 
     Returns:
         The edges in the order of the file, as tuples of 2 (str, str) or 3 (str, str, float).
@@ -59,7 +60,7 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
         ValueError: naming the file, the line and its content: an empty file, a number of columns other than 2 or 3
             or different from line to line, an empty label, a weight that is not a finite positive number, text that
             is not UTF-8, a damaged gzip file. `PossibleHeader`, a ValueError, where ``header`` has to be said.
-        OSError: if the file cannot be read.
+        OSError: if the file cannot be read; FileNotFoundError: if there is none.
     """
     path = Path(path)
     lines = _lines(path)
@@ -78,7 +79,7 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
         rows.append(columns)
     if header is None and (reason := _header(rows)):
         raise PossibleHeader(
-            _message(path, *lines[0], f"looks like a header ({reason})"),
+            _message(path, *lines[0], f"looks like a header ({reason}{_named_twice(rows[0])})"),
             "in place of the path give horosphere.embedding.read_edge_list(path, header=True) to leave it out, or "
             "header=False to keep it as an edge",
         )
@@ -94,7 +95,10 @@ def read_edge_list(path: str | os.PathLike, *, header: bool | None = None) -> li
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """The lines that carry edges, with their numbers (from 1)."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: {error.strerror}") from None
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
@@ -160,7 +164,8 @@ def _header(rows: list[list[str]]) -> str | None:
     if len(first) in (2, 3):
         names = {first[0].lower(), first[1].lower()}
         others = {label for row in rest for label in row[:2]}
-        if names in _HEADER_NAMES and others.isdisjoint(first[:2]):
+        usual = names in _HEADER_NAMES or (len(names) == 1 and any(names <= pair for pair in _HEADER_NAMES))
+        if usual and others.isdisjoint(first[:2]):
             return "these are usual names of columns, and no other line has these labels"
         # One other line of numbers proves nothing: labels may be names here and numbers there.
         if len(rest) > 1 and not any(map(_is_number, first[:2])) and all(map(_is_number, others)):
@@ -168,6 +173,11 @@ def _header(rows: list[list[str]]) -> str | None:
     if len(first) == 2 and len(rest) > 1 and _stands_alone(first, rest):
         return "every other line shares a label with another line, this one does not"
     return None
+
+
+def _named_twice(names: list[str]) -> str:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return "" if twice is None else f", and two columns are called {twice!r}"
 
 
 def _stands_alone(first: list[str], rest: list[list[str]]) -> bool:

@@ -313,20 +313,28 @@ class GraphEmbedding(BaseEstimator):
         found = self.evaluate(graph)
         return found.map * share if isinstance(found, Scores) else -found.average_distortion
 
-    def kneighbors(self, label: Hashable, k: int = 10) -> NearestNodes:
+    def kneighbors(self, label: Hashable, k: int | None = None) -> NearestNodes:
         """The `k` nodes nearest to a node by geodesic distance, itself left out; ties in the order of `nodes_`.
 
+        Args:
+            label: one of `nodes_`.
+            k: from 1 to n - 1, n the number of nodes; None: 10, or n - 1 where that is less.
+
         Raises:
-            ValueError: for a label that the embedding does not hold, or k < 1.
+            ValueError: for a label that the embedding does not hold; for k < 1 or, as in scikit-learn, k > n - 1.
         """
         self._check_fitted()
         if label not in self.graph_.index:
             raise ValueError(f"the node {label!r} is not in the embedding{self._similar(label)}")
+        others = len(self.nodes_) - 1
+        k = min(10, others) if k is None else k
         check_integer("k", k, 1)
+        if k > others:
+            raise ValueError(f"k must be at most {others}, the number of other nodes in the embedding, got {k}")
         row = self.graph_.index[label]
         (distances,) = distances_to_all(self.manifold_, torch.from_numpy(self.embedding_), np.asarray([row]))
         distances[row] = np.inf
-        order = np.argsort(distances, kind="stable")[: min(k, len(self.nodes_) - 1)]
+        order = np.argsort(distances, kind="stable")[:k]
         return NearestNodes([self.nodes_[i] for i in order], distances[order])
 
     def plot(self, path: str | os.PathLike | None = None, *, labels: bool = True, centre: Hashable | None = None):
@@ -429,12 +437,19 @@ class GraphEmbedding(BaseEstimator):
             raise NotFittedError("this GraphEmbedding is not fitted yet: call fit(graph) or GraphEmbedding.load(path)")
 
     def _similar(self, label: Hashable) -> str:
+        """What to do about a label that is not there: the end of an error's sentence."""
         names = {str(node): node for node in self.nodes_}
-        close = difflib.get_close_matches(str(label), names, n=3, cutoff=0.6)
         if str(label) in names:  # written alike, of another type
             other = names[str(label)]
             return f", which holds the {type(other).__name__} {other!r}, not the {type(label).__name__}"
-        return f"; similar: {', '.join(close)}" if close else ""
+        wanted = str(label).lower()
+        # "dog" is meant for "dog.n.01", however long the rest of the name is.
+        close = [name for name in names if wanted and name.lower().startswith(wanted)][:3]
+        close = close or difflib.get_close_matches(str(label), names, n=3, cutoff=0.6)
+        if close:
+            return f"; similar: {', '.join(close)}"
+        shown = ", ".join(repr(node) for node in self.nodes_[:3])
+        return f"; nodes_ lists its {len(self.nodes_):,} labels: {shown}{', ...' if len(self.nodes_) > 3 else ''}"
 
 
 # What signatures and completions show is the constructor, not the check of its names.

@@ -14,7 +14,7 @@ from horosphere.embedding.graph import Graph
 from horosphere.embedding.initialise import ambient_dim, near_origin
 from horosphere.embedding.lengths import Lengths, start_at_mean
 from horosphere.embedding.losses import Loss, loss_by_name
-from horosphere.embedding.mds import hyperbolic_mds_start
+from horosphere.embedding.mds import hyperbolic_curvature, hyperbolic_mds_start
 from horosphere.embedding.schedule import DistortionSchedule, Schedule
 from horosphere.embedding.trainer import EpochInfo, Run, engine_name, train
 from horosphere.embedding.trees import tree_start
@@ -41,6 +41,7 @@ def first_points(
         if init == "tree":
             return tree_start(graph, manifold, dimension, rng)
         if init == "mds":
+            hyperbolic_curvature(manifold, "mds")  # before the distances of all pairs are found
             distances = Lengths(graph, metric).rows(np.arange(len(graph.nodes)))
             if not np.isfinite(distances).all():
                 raise ValueError('init="mds" needs a distance of every pair: some have none; take "random" or "tree"')

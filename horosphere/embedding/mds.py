@@ -89,23 +89,24 @@ def hyperbolic_mds_start(distances: np.ndarray, manifold, n_components: int, rng
     Raises:
         ValueError: for another manifold, and as `hyperbolic_mds`.
     """
-    kappa = hyperbolic_curvature(manifold)
+    kappa = hyperbolic_curvature(manifold, "mds")
     points = hyperbolic_mds(distances, n_components, kappa)
     points[:, 1:] += rng.normal(scale=_numerics.NUDGE / np.sqrt(-kappa), size=(len(points), n_components))
     source = Lorentz(kappa)
     return convert(source.projx(torch.from_numpy(points)), source, manifold)
 
 
-def hyperbolic_curvature(manifold) -> float:
+def hyperbolic_curvature(manifold, init: str) -> float:
     """The curvature of a hyperbolic manifold.
 
     Raises:
-        ValueError: for another manifold.
+        ValueError: for another manifold, on which points cannot start by ``init``.
     """
     if own(manifold, "to_canonical") is not None and float(manifold.kappa) < 0:
         return float(manifold.kappa)
     raise ValueError(
-        f"this start needs hyperbolic space (PoincareBall, Lorentz or Stereographic, kappa < 0), not {manifold}"
+        f"init={init!r} needs hyperbolic space (PoincareBall, Lorentz or Stereographic, kappa < 0), not {manifold}: "
+        'take init="random", or an array of points'
     )
 
 

@@ -1,6 +1,7 @@
 """A picture of an embedding: the Poincare disk with geodesic edges, the plane, or a sphere seen from outside."""
 
 import io
+import math
 import os
 import re
 from collections import deque
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["depths", "figure_of", "geodesics", "great_circles", "to_disk", "to_globe", "write_figure"]
 
 _SAMPLES = 48  # Points on an arc: below a pixel of a chord's error in a picture of 2,000 pixels.
+_KINDS = ("flat", "ball", "hyperboloid", "sphere", "tangent")
 _FAINT = 0.2  # How much of the far side of a sphere shines through.
 _SYNSET = re.compile(r"^(.+)\.[nvars]\.\d+$")
 
@@ -328,8 +330,12 @@ def _plane(points: np.ndarray, centre: int | None) -> np.ndarray:
 
 
 def _curvature(manifold: Any) -> float:
-    """kappa as a number, also where it is learned."""
-    return manifold.kappa.item() if hasattr(manifold.kappa, "item") else manifold.kappa
+    """kappa as a number, also where it is learned; ValueError where it is not that of a hyperbolic space."""
+    kappa = getattr(manifold, "kappa", math.nan)
+    kappa = kappa.item() if hasattr(kappa, "item") else kappa
+    if not kappa < 0:
+        raise ValueError(f"a picture of the Poincare disk needs an attribute kappa < 0 of the manifold {manifold}")
+    return kappa
 
 
 def _kind(manifold: Any) -> str:
@@ -341,6 +347,8 @@ def _kind(manifold: Any) -> str:
             "pictures are drawn of hyperbolic (kappa < 0), Euclidean and Sphere embeddings and of manifolds of your "
             f"own, not of {manifold}"
         )
+    if kind not in _KINDS:
+        raise ValueError(f"picture() of {manifold} must return {', '.join(_KINDS)} or none, got {kind!r}")
     return kind
 
 

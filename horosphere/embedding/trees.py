@@ -189,7 +189,7 @@ def tree_start(graph: Graph, manifold, n_components: int, rng: np.random.Generat
     Raises:
         ValueError: for another manifold or one dimension.
     """
-    kappa = hyperbolic_curvature(manifold)
+    kappa = hyperbolic_curvature(manifold, "tree")
     if n_components < 2:
         raise ValueError(f"a tree needs at least two dimensions, got n_components = {n_components}")
     matrix = _spanning(symmetric(graph))

@@ -18,7 +18,20 @@ from horosphere.manifolds._geoopt import geoopt
 
 
 class Chord(NamedTuple):
-    """A batch of points as features whose straight chords give the distance.
+    r"""A batch of points as features whose straight chords give the distance.
+
+    .. math:: u(x, y) = w_x w_y\,|f_x - f_y|^2, \qquad d(x, y)^2 = \mathrm{arc2}(u, \kappa)
+
+    that is, with d the geodesic distance,
+
+    .. math::
+        u = \frac{4}{\kappa} \sin^2\Big(\frac{\sqrt{\kappa}\,d}{2}\Big)\ (\kappa > 0), \qquad
+        u = d^2\ (\kappa = 0), \qquad
+        u = \frac{4}{|\kappa|} \sinh^2\Big(\frac{\sqrt{|\kappa|}\,d}{2}\Big)\ (\kappa < 0).
+
+    Only differences of features count: they need not lie on a sphere of radius :math:`1/\sqrt{\kappa}` around 0. For
+    kappa > 0, u must not exceed :math:`4/\kappa`. Rounding grows with :math:`|f|^2`: features near 0 are best.
+    docs/chord.md derives the formula.
 
     Attributes:
         features: (..., N, F).

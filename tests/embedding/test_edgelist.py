@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from horosphere.embedding import GraphEmbedding, read_edge_list
+from horosphere.embedding import GraphEmbedding, as_graph, read_edge_list
 
 
 @pytest.fixture
@@ -90,6 +90,30 @@ def test_a_header_is_an_error_until_the_user_decides(write, content):
     assert len(read_edge_list(write(content), header=True)) == content.count("\n") - 1
     if "weight" not in content:
         assert len(read_edge_list(write(content), header=False)) == content.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("child,child\na,b\n", "child"),
+        ("ann,ann\ncarl,bob\ndan,bob\n", "ann"),
+        ("source,target,target\na,b,2\n", "target"),
+    ],
+)
+def test_a_name_that_two_columns_have_is_named(write, content, name):
+    with pytest.raises(ValueError, match=f"looks like a header .*, and two columns are called '{name}'"):
+        read_edge_list(write(content))
+
+
+def test_a_self_loop_in_line_1_is_an_edge(write):
+    assert len(read_edge_list(write("child\tchild\nchild\tdog\n"))) == 2
+    assert len(read_edge_list(write("a\ta\nb\tc\n"))) == 2
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    for read in (read_edge_list, as_graph, GraphEmbedding().fit):
+        with pytest.raises(FileNotFoundError, match=r"^\S*missing\.tsv: No such file or directory$"):
+            read(str(tmp_path / "missing.tsv"))
 
 
 def test_names_of_columns_that_are_also_nodes_are_no_header(write):

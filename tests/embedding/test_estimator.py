@@ -94,7 +94,9 @@ def test_kneighbors():
     row = model.nodes_.index("n0")
     want = model.manifold_.dist(points[row], points).numpy()
     assert distances[0] == pytest.approx(np.sort(want)[1], rel=1e-9)
-    assert len(model.kneighbors("n0", k=1000).labels) == 30
+    assert len(model.kneighbors("n0", k=30).labels) == 30 and len(model.kneighbors("n0").labels) == 10
+    with pytest.raises(ValueError, match=r"k must be at most 30, the number of other nodes in the embedding, got 31"):
+        model.kneighbors("n0", k=31)
     with pytest.raises(ValueError, match="'n99' is not in the embedding; similar: n9"):
         model.kneighbors("n99")
     with pytest.raises(ValueError, match="k must be at least 1"):

@@ -188,6 +188,34 @@ def test_an_unknown_ending_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("kind", "kappa", "message"),
+    [
+        ("ball", None, "needs an attribute kappa < 0"),
+        ("hyperboloid", 1.0, "needs an attribute kappa < 0"),
+        ("ball", torch.tensor(-0.1), None),
+        ("flat", None, None),
+        ("tangent", None, None),
+        ("none", None, "pictures are drawn of"),
+        ("disk", None, "must return flat, ball, hyperboloid, sphere, tangent or none, got 'disk'"),
+    ],
+)
+def test_a_manifold_of_your_own_says_its_picture(kind, kappa, message):
+    class Own(Euclidean):
+        def picture(self):
+            return kind
+
+    manifold = Own()
+    if kappa is not None:
+        manifold.kappa = kappa
+    points, graph = random_ball(40, 3, -1.0), as_graph(TREE)
+    if message is None:
+        assert figure_of(points, manifold, graph).axes
+    else:
+        with pytest.raises(ValueError, match=message):
+            figure_of(points, manifold, graph)
+
+
 def test_matplotlib_is_loaded_for_pictures_only():
     code = (
         "import sys; from horosphere.embedding import GraphEmbedding as G\n"

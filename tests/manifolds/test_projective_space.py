@@ -150,3 +150,25 @@ def test_the_farthest_lines_are_a_right_angle_apart():
     space, eye = ProjectiveSpace(), torch.eye(3, dtype=torch.float64)
     d = hs.cdist(eye, eye, space)
     torch.testing.assert_close(d, math.pi / 2 * (1 - eye), rtol=1e-12, atol=0)
+
+
+def test_means_have_gradients_where_eigenvalues_are_equal():
+    """A causal first row sees one key, whose matrix x x^T has the eigenvalue 0 n times: eigh alone answers NaN."""
+    space = ProjectiveSpace()
+
+    def attend(keys):
+        keys = space.projx(keys)
+        mean = hs.attention.geodesic_attention(keys, keys, keys, space, eps=0.1, value_manifold=space, is_causal=True)
+        return mean.unsqueeze(-1) * mean.unsqueeze(-2)  # the sign of a line says nothing
+
+    one_line = torch.eye(4, dtype=torch.float64)[:1].expand(3, 4)
+    for keys in (torch.eye(4, dtype=torch.float64)[:2], one_line):
+        (grad,) = torch.autograd.grad(attend(keys := keys.clone().requires_grad_()).sum(), keys)
+        assert grad.isfinite().all()
+    drawn = points(2, 5, 4).requires_grad_()
+    assert torch.autograd.gradcheck(attend, (drawn,), rtol=1e-4, atol=1e-6)
+    matrix = torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)).requires_grad_()
+    first_axis = projective_space.first_axis
+    assert torch.autograd.gradcheck(lambda a: (x := first_axis((a + a.mT) / 2)).unsqueeze(-1) * x, (matrix,))
+    (grad,) = torch.autograd.grad(torch.linalg.eigh(matrix).eigenvectors[:, -1].sum(), matrix)
+    assert grad.isnan().any()
