@@ -138,6 +138,21 @@ def test_names_in_files():
         hs.embedding.GraphEmbedding("test_hooks.unheard").fit([(0, 1)])
 
 
+class Unwritable(Described):
+    def config(self):
+        return {"type": "test_hooks.unwritable", "size": torch.ones(2)}
+
+
+def test_a_config_that_json_cannot_keep(tmp_path):
+    hs.register_manifold("test_hooks.unwritable", Unwritable)
+    model = hs.embedding.GraphEmbedding(Unwritable(), 3, n_epochs=1, random_state=0).fit([(0, 1), (1, 2)])
+    for save in (lambda: manifold_config(Unwritable()), lambda: model.save(tmp_path / "model")):
+        with pytest.raises(TypeError, match=r"Unwritable\.config\(\) must return what JSON can keep.*tensor.*tolist"):
+            save()
+    with pytest.raises(TypeError, match=r"Unwritable\.config"):
+        manifold_config(hs.Product((Unwritable(), 3), (hs.Sphere(), 3)))
+
+
 def test_a_subclass_of_ours_without_a_name_is_refused():
     class Named(hs.PoincareBall):
         pass
