@@ -328,8 +328,13 @@ def _plane(points: np.ndarray, centre: int | None) -> np.ndarray:
 
 
 def _curvature(manifold: Any) -> float:
-    """kappa as a number, also where it is learned."""
-    return manifold.kappa.item() if hasattr(manifold.kappa, "item") else manifold.kappa
+    """kappa < 0 as a number, also where it is learned."""
+    from horosphere.manifolds.chord import resolve
+
+    kappa = float(resolve(manifold)[0].kappa)
+    if not kappa < 0:
+        raise ValueError(f"a disk picture needs the curvature kappa < 0, and {manifold} has kappa = {kappa:g}")
+    return kappa
 
 
 def _kind(manifold: Any) -> str:
@@ -352,4 +357,5 @@ def _tangent(manifold: Any, points: np.ndarray, centre: int | None) -> np.ndarra
 
     x = torch.from_numpy(points)
     start = hooks.origin(manifold, *x.shape, dtype=x.dtype, device="cpu") if centre is None else x[centre].expand_as(x)
-    return manifold.logmap(start, x).detach().numpy()
+    other = 'a picture() that is not "tangent"'
+    return hooks.log(manifold, start, x, "a picture of points by their logarithms", other).detach().numpy()
