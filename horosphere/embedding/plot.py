@@ -331,7 +331,8 @@ def _curvature(manifold: Any) -> float:
     """kappa < 0 as a number, also where it is learned."""
     from horosphere.manifolds.chord import resolve
 
-    kappa = float(resolve(manifold)[0].kappa)
+    kappa = resolve(manifold)[0].kappa
+    kappa = kappa.item() if hasattr(kappa, "item") else kappa
     if not kappa < 0:
         raise ValueError(f"a disk picture needs the curvature kappa < 0, and {manifold} has kappa = {kappa:g}")
     return kappa
