@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "manifolds": {"kernels"},
     "optim": {"manifolds"},
-    "testing": {"manifolds"},
+    "testing": {"attention", "manifolds"},
     "attention": {"manifolds", "kernels"},
     "diagnostics": {"attention", "manifolds"},
     "memory": {"attention", "manifolds"},

@@ -15,6 +15,7 @@ from horosphere._numerics import without_autocast
 from horosphere.attention.arguments import Arguments
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import check_manifold
 
 
 def averaged(
@@ -24,6 +25,8 @@ def averaged(
     attend: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What an attention returns; ``attend`` takes values (..., M, E) to their weighted means and the lse."""
+    if value_manifold is not None:
+        check_manifold(value_manifold, "value_manifold")
     values = args.value if value_manifold is None else hooks.lift(value_manifold, args.value)
     with without_autocast(args.query.device):
         out, lse = attend(values)

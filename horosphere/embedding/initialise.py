@@ -51,7 +51,8 @@ def beside_neighbours(manifold, table: Tensor, n_old: int, edges: np.ndarray, rn
         for i in ready:
             near = table[[j for j in dict.fromkeys(neighbours[i]) if j in placed]]
             base = near[:1]
-            step = manifold.logmap(base.expand_as(near), near).mean(0, keepdim=True)
+            logs = hooks.log(manifold, base.expand_as(near), near, "a new node's start beside its neighbours")
+            step = logs.mean(0, keepdim=True)
             noise = manifold.proju(base, torch.from_numpy(rng.uniform(-_SPREAD, _SPREAD, base.shape)))
             table[i] = manifold.projx(manifold.expmap(base, step + noise))[0]
         placed.update(ready)

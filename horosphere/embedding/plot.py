@@ -331,7 +331,9 @@ def _plane(points: np.ndarray, centre: int | None) -> np.ndarray:
 
 def _curvature(manifold: Any) -> float:
     """kappa as a number, also where it is learned; ValueError where it is not that of a hyperbolic space."""
-    kappa = getattr(manifold, "kappa", math.nan)
+    from horosphere.manifolds.chord import resolve
+
+    kappa = getattr(resolve(manifold)[0], "kappa", math.nan)
     kappa = kappa.item() if hasattr(kappa, "item") else kappa
     if not kappa < 0:
         raise ValueError(f"a picture of the Poincare disk needs an attribute kappa < 0 of the manifold {manifold}")
@@ -360,4 +362,5 @@ def _tangent(manifold: Any, points: np.ndarray, centre: int | None) -> np.ndarra
 
     x = torch.from_numpy(points)
     start = hooks.origin(manifold, *x.shape, dtype=x.dtype, device="cpu") if centre is None else x[centre].expand_as(x)
-    return manifold.logmap(start, x).detach().numpy()
+    other = 'a picture() that is not "tangent"'
+    return hooks.log(manifold, start, x, "a picture of points by their logarithms", other).detach().numpy()

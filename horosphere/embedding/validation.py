@@ -14,6 +14,7 @@ from horosphere.embedding.graph import Graph
 from horosphere.embedding.io import unsaveable
 from horosphere.embedding.losses import loss_by_name
 from horosphere.manifolds import Product, Sphere, dimension_of_name, hooks, manifold_by_name
+from horosphere.manifolds.chord import check_manifold
 
 __all__ = [
     "check_arguments",
@@ -68,11 +69,9 @@ def space_of(manifold: Any, learn: bool) -> tuple[Any, bool]:
         manifold: a name or an object.
         learn: learn its curvature; a manifold with learnable=True asks for it too.
     """
+    if not isinstance(manifold, str):
+        check_manifold(manifold, otherwise=" or a name")
     space = manifold_by_name(manifold) if isinstance(manifold, str) else copy.deepcopy(manifold)
-    if not callable(getattr(space, "dist", None)) or not callable(getattr(space, "expmap", None)):
-        raise TypeError(
-            f"manifold must be a manifold object such as horosphere.PoincareBall(kappa=-1.0) or a name, got {space!r}"
-        )
     return space, learn or any(parameter.requires_grad for parameter in space.parameters())
 
 

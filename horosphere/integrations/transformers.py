@@ -19,6 +19,7 @@ from torch import Tensor
 from horosphere.attention.functional import geodesic_attention
 from horosphere.attention.points import MAX_RADIUS, into_manifold
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import check_manifold
 
 # arguments by which some models change the scores, and which a distance has no place for
 _UNSUPPORTED = ("softcap", "position_bias", "s_aux")
@@ -56,8 +57,7 @@ def register(
         TypeError: no manifold.
     """
     attentions, masks, sdpa_mask = _interfaces()
-    if not isinstance(manifold, geoopt.Manifold):
-        raise TypeError(f"manifold must be a geoopt.Manifold such as PoincareBall(), got {type(manifold).__name__}")
+    check_manifold(manifold)
     if name not in _registered and (name == "eager" or name in attentions or name in masks):
         raise ValueError(f"{name!r} is already an attention implementation: choose another name")
 

@@ -55,8 +55,28 @@ def register_equivalent(cls: type, convert: Callable[[geoopt.Manifold], geoopt.M
     """Say that instances of ``cls``, a class of another library, have the distance of ``convert(instance)``.
 
     ``convert`` may return None for an instance that has no equivalent; it is then served through its ``dist``.
+
+    Raises:
+        TypeError: where such an instance is used, if ``convert`` returns something without a chord.
     """
     _EQUIVALENTS[cls] = convert
+
+
+def check_manifold(manifold: object, name: str = "manifold", otherwise: str = "") -> None:
+    """TypeError, with what to do, for anything but an instance of geoopt.Manifold.
+
+    Args:
+        name: of the argument.
+        otherwise: what else the argument may be.
+    """
+    if isinstance(manifold, geoopt.Manifold):
+        return
+    if isinstance(manifold, type):
+        kind = manifold.__name__
+        raise TypeError(f"{name} must be an instance of a manifold, got the class {kind}; make an instance: {kind}()")
+    raise TypeError(
+        f"{name} must be a geoopt.Manifold such as PoincareBall(kappa=-1.0){otherwise}, got {type(manifold).__name__}"
+    )
 
 
 def resolve(manifold: geoopt.Manifold) -> tuple[geoopt.Manifold, bool]:
@@ -66,19 +86,31 @@ def resolve(manifold: geoopt.Manifold) -> tuple[geoopt.Manifold, bool]:
     defines ``dist`` decides. So a subclass that overrides ``dist`` does not inherit its parent's chord, and attributes
     that an object merely forwards (geoopt.Scaled) are not mistaken for its own.
     """
-    if not isinstance(manifold, geoopt.Manifold):
-        raise TypeError(
-            f"manifold must be a geoopt.Manifold such as PoincareBall(kappa=-1.0), got {type(manifold).__name__}"
-        )
+    check_manifold(manifold)
     for cls in type(manifold).__mro__:
         if "chord" in cls.__dict__:
             return manifold, True
         if cls in _EQUIVALENTS:
             equivalent = _EQUIVALENTS[cls](manifold)
+            if equivalent is not None and not _defines_chord(equivalent):
+                raise TypeError(
+                    f"the function given to register_equivalent for {cls.__name__} must return a manifold of this "
+                    f"library, which has a chord, or None; got {type(equivalent).__name__}"
+                )
             return (manifold, False) if equivalent is None else (equivalent, True)
         if "dist" in cls.__dict__:
             return manifold, False
     raise TypeError(f"{type(manifold).__name__} defines neither chord nor dist")
+
+
+def _defines_chord(manifold: object) -> bool:
+    """Whether the first class that decides, as in :func:`resolve`, has a chord of its own."""
+    for cls in type(manifold).__mro__ if isinstance(manifold, geoopt.Manifold) else ():
+        if "chord" in cls.__dict__:
+            return True
+        if cls in _EQUIVALENTS or "dist" in cls.__dict__:
+            return False
+    return False
 
 
 def chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | None:
@@ -89,7 +121,14 @@ def chords(manifold: geoopt.Manifold, x: Tensor) -> tuple[Chord, ...] | None:
     parts = resolved.chord(x)
     if parts is None:  # a product or a scale of a manifold that has only dist
         return None
-    return (parts,) if isinstance(parts, Chord) else tuple(parts)
+    found = (parts,) if isinstance(parts, Chord | Tensor) else tuple(parts)
+    for part in found:
+        if not isinstance(part, Chord):
+            raise TypeError(
+                f"{type(resolved).__name__}.chord(x) must return a horosphere.Chord(features, weight, time_dims, "
+                f"kappa), a tuple of them, or None; got {type(part).__name__}"
+            )
+    return found
 
 
 def chord_of(manifold: geoopt.Manifold, x: Tensor) -> Chord | tuple[Chord, ...] | None:

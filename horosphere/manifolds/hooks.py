@@ -1,8 +1,8 @@
 """What the library asks of a manifold beyond geoopt's methods: every optional method, its default and who uses it.
 
-A manifold needs geoopt's ``dist``, ``expmap``, ``logmap``, ``inner``, ``projx``, ``proju``, ``egrad2rgrad`` and
-``retr``. Everything below is optional, and each function of this file is the one place that reads the method of its
-name and knows the default.
+A manifold needs geoopt's ``dist``, ``expmap``, ``inner``, ``projx``, ``proju``, ``egrad2rgrad`` and ``retr``.
+Everything below is optional, and each function of this file is the one place that reads the method of its name and
+knows the default. ``logmap`` has none: :func:`log` says what needs it where a manifold lacks it.
 
 =============================  ======================================  =============================================
 method                         default                                 used by
@@ -11,6 +11,7 @@ method                         default                                 used by
 ``pair_dist2(x, y)`` *         differences of chord features           exact distances of single pairs
 ``origin(*size)``              ``projx`` of 0, else of e_1             start of an embedding, ``lift``, polar form
 ``random(*size)``              exp at the origin of normal vectors     routers
+``transp(x, y, v)``            ``proju(y, v)``                         optimizers with moments
 ``factors()`` *                ``[Factor(self, all numbers, 1)]``      means, sizes, free vectors, rotary positions
 ``lift(x)`` *                  log at the origin                       ``value_manifold`` of attention, midpoint
 ``settle(mean)`` *             exp at the origin                       ``value_manifold`` of attention, midpoint
@@ -45,7 +46,7 @@ from torch import Tensor
 
 from horosphere import _numerics
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.chord import resolve
+from horosphere.manifolds.chord import check_manifold, resolve
 
 _FOLLOW_THE_DISTANCE = frozenset(
     (
@@ -66,6 +67,14 @@ _FOLLOW_THE_DISTANCE = frozenset(
 # What a step of an optimizer calls.
 _MAPS = frozenset(
     ("egrad2rgrad", "inner", "component_inner", "expmap", "transp", "expmap_transp", "projx", "proju", "at_rows")
+)
+
+
+PICTURES = ("flat", "ball", "hyperboloid", "sphere", "tangent", "none")
+_WHERE = "see docs/add_a_manifold.md"
+_BOTH = (
+    "define lift(x) and settle(mean) both, no farther up among its classes than the one that defines dist or chord "
+    f"({_WHERE})"
 )
 
 
@@ -92,6 +101,59 @@ def own(manifold: geoopt.Manifold, name: str) -> Callable[..., Any] | None:
         if name in _FOLLOW_THE_DISTANCE and not {"dist", "chord"}.isdisjoint(cls.__dict__):
             return None
     return None
+
+
+# maps that geoopt leaves optional
+
+
+def log(manifold: geoopt.Manifold, x: Tensor, y: Tensor, user: str, instead: str = "") -> Tensor:
+    """``logmap(x, y)``, for what ``user`` says.
+
+    Raises NotImplementedError where the manifold, or a part of it, has none; ``instead``: other methods that would do.
+    """
+    try:
+        return manifold.logmap(x, y)
+    except NotImplementedError as error:
+        lacking = _lacking(manifold, "logmap")
+        if lacking is None and str(error):  # of a logarithm that is there
+            raise
+        name = (lacking or type(manifold)).__name__
+        raise NotImplementedError(
+            f"{name} has no logmap(x, y), which {user} needs: define it{instead and f', or {instead}'} ({_WHERE})"
+        ) from error
+
+
+def _lacking(manifold: geoopt.Manifold, name: str) -> type | None:
+    """The class, of the manifold or of its parts, that leaves an optional method of geoopt as it was."""
+    known = resolve(manifold)[0]
+    if isinstance(known, geoopt.Scaled):
+        parts = [known.base]
+    elif isinstance(known, geoopt.ProductManifold):
+        parts = list(known.manifolds)
+    else:
+        parts = [f.manifold for f in factors(known) or ()]
+    if not parts and getattr(type(known), name) is getattr(geoopt.Manifold, name):
+        return type(known)
+    return next((found for part in parts if (found := _lacking(part, name)) is not None), None)
+
+
+def transp(manifold: geoopt.Manifold, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """v, tangent at x, moved to y: by default projected on the tangent space there, a transport of first order."""
+    try:
+        return manifold.transp(x, y, v)
+    except NotImplementedError:
+        return manifold.proju(y, v)
+
+
+def travel(
+    manifold: geoopt.Manifold, x: Tensor, u: Tensor, v: Tensor, *, retract: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Where u leads from x, by exp or the retraction, and v moved along; without ``transp`` as in :func:`transp`."""
+    try:
+        return (manifold.retr_transp if retract else manifold.expmap_transp)(x, u, v)
+    except NotImplementedError:
+        y = (manifold.retr if retract else manifold.expmap)(x, u)
+        return y, transp(manifold, x, y, v)
 
 
 # structure and size
@@ -156,6 +218,7 @@ def row_maps(manifold: geoopt.Manifold) -> tuple[str, float] | None:
 
 def origin(manifold: geoopt.Manifold, *size: int, dtype: torch.dtype | None = None, device=None) -> Tensor:
     """The origin (size), by default the projection of 0, or of the first unit vector where 0 has none."""
+    check_manifold(manifold)
     try:
         return manifold.origin(*size, dtype=dtype, device=device).as_subclass(Tensor)
     except NotImplementedError:
@@ -170,6 +233,7 @@ def origin(manifold: geoopt.Manifold, *size: int, dtype: torch.dtype | None = No
 
 def random_points(manifold: geoopt.Manifold, *size: int, dtype: torch.dtype | None = None, device=None) -> Tensor:
     """Random points (size), by default exp at the origin of projected normal vectors."""
+    check_manifold(manifold)
     try:
         return manifold.random(*size, dtype=dtype, device=device).as_subclass(Tensor)
     except NotImplementedError:
@@ -193,11 +257,36 @@ def lift(manifold: geoopt.Manifold, value: Tensor) -> Tensor:
     parts = factors(manifold)
     if parts is not None:
         return torch.cat([lift(f.manifold, of_factor(f, value)) for f in parts], -1)
-    method = own(manifold, "lift")
+    method = own_mean(manifold)
     if method is not None:
-        return method(value)
+        lifted = method(value)
+        if lifted.shape[-1] != (size := lifted_size(manifold, value.shape[-1])):
+            raise TypeError(
+                f"{_name(manifold)}.lift gives vectors of {lifted.shape[-1]} numbers for points of {value.shape[-1]}, "
+                f"and lifted_size({value.shape[-1]}) is {size}: define lifted_size(stored) to fit ({_WHERE})"
+            )
+        return lifted
     known = resolve(manifold)[0]
-    return known.logmap(_origin_like(known, value), value)
+    return log(known, _origin_like(known, value), value, "a mean of values on it", "lift(x) and settle(mean)")
+
+
+def own_mean(manifold: geoopt.Manifold) -> Callable[[Tensor], Tensor] | None:
+    """A manifold's own ``lift``, None where it leaves the mean to the default.
+
+    Raises TypeError where it has ``lift``, ``settle`` and ``lifted_size`` in part: each would go with a default that
+    means something else.
+    """
+    method = own(manifold, "lift")
+    if (method is None) != (own(manifold, "settle") is None):
+        there, missing = ("settle", "lift") if method is None else ("lift", "settle")
+        raise TypeError(f"{_name(manifold)} has {there} and no {missing}: {_BOTH}")
+    if method is None and own(manifold, "lifted_size") is not None:
+        raise TypeError(f"{_name(manifold)} has lifted_size and neither lift nor settle: {_BOTH}")
+    return method
+
+
+def _name(manifold: geoopt.Manifold) -> str:
+    return type(resolve(manifold)[0]).__name__
 
 
 def settle(manifold: geoopt.Manifold, mean: Tensor, stored: int) -> Tensor:
@@ -208,7 +297,7 @@ def settle(manifold: geoopt.Manifold, mean: Tensor, stored: int) -> Tensor:
         pieces = mean.split([lifted_size(f.manifold, w) for f, w in zip(parts, widths, strict=True)], -1)
         settled = [settle(f.manifold, m, w) for f, m, w in zip(parts, pieces, widths, strict=True)]
         return torch.cat(settled, -1)
-    method = own(manifold, "settle")
+    method = own(manifold, "settle") if own_mean(manifold) is not None else None
     if method is not None:
         return method(mean)
     known = resolve(manifold)[0]
@@ -301,7 +390,7 @@ def to_polar(manifold: geoopt.Manifold, x: Tensor) -> tuple[Tensor, Tensor]:
     known = resolve(manifold)[0]
     wide = x.to(_numerics.compute_dtype(x.dtype))
     start = _origin_like(known, wide)
-    vector = known.logmap(start, wide)
+    vector = log(known, start, wide, "the direction and radius of a point", "to_polar(x) and from_polar(unit, radius)")
     return vector.to(x.dtype), known.norm(start, vector, keepdim=True).to(torch.float64)
 
 
@@ -328,6 +417,18 @@ def direction_dim(manifold: geoopt.Manifold, stored: int) -> int:
 def picture(manifold: geoopt.Manifold) -> str:
     """How points are drawn: "flat" (by principal axes), "ball", "hyperboloid", "sphere", "none" (not at all) or, the
     default, "tangent": by the principal axes of their logarithms at the origin, or at the point in the middle.
+
+    Raises ValueError for another word, TypeError for "ball" or "hyperboloid" of a manifold without ``kappa``.
     """
     method = own(manifold, "picture")
-    return "tangent" if method is None else method()
+    kind = "tangent" if method is None else method()
+    if kind not in PICTURES:
+        raise ValueError(
+            f"{_name(manifold)}.picture() must return one of {', '.join(map(repr, PICTURES))}, got {kind!r} ({_WHERE})"
+        )
+    if kind in ("ball", "hyperboloid") and not hasattr(resolve(manifold)[0], "kappa"):
+        raise TypeError(
+            f"{_name(manifold)}.picture() is {kind!r}, which is drawn to the scale of the curvature, and the class has "
+            f"no kappa: give it the attribute kappa, a number < 0, or another picture ({_WHERE})"
+        )
+    return kind

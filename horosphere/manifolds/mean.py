@@ -209,7 +209,7 @@ def _midpoint(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor | None:
         return torch.cat(pieces, -1) if len(pieces) == len(found) else None
     form = _space_form(manifold)
     if form is None:
-        if hooks.own(manifold, "lift") is None:
+        if hooks.own_mean(manifold) is None:
             return None
         mean = _average(hooks.lift(manifold, x), w, manifold.ndim).squeeze(-1 - manifold.ndim)
         return hooks.settle(manifold, mean, x.shape[-1])
@@ -286,7 +286,7 @@ def _start(x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> Tensor:
 
 def _pull(point: Tensor, x: Tensor, manifold: geoopt.Manifold, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logs (..., N, D) of x at point, their mean (..., 1, D), the objective and the mean's length (both ...)."""
-    logs = manifold.logmap(point.expand_as(x), x)
+    logs = hooks.log(manifold, point.expand_as(x), x, "a Frechet mean (hs.frechet_mean, and hs.midpoint without lift)")
     squares = manifold.inner(point.expand_as(x), logs)
     tangent = _average(logs, w, manifold.ndim)
     length2 = manifold.inner(point, tangent).squeeze(-1)

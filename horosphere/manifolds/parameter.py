@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import check_manifold
 
 __all__ = ["ManifoldParameter", "allow_loading"]
 
@@ -81,8 +82,7 @@ class ManifoldParameter(geoopt.ManifoldParameter):
                     "pass data.detach() to project its numbers on the other manifold"
                 )
             manifold = data.manifold
-        if not isinstance(manifold, geoopt.Manifold):
-            raise TypeError(f"manifold must be a manifold such as hs.PoincareBall(); got {type(manifold).__name__}")
+        check_manifold(manifold)
         tensor = _as_data(data)
         if tensor.dim() < manifold.ndim:
             raise ValueError(

@@ -14,7 +14,7 @@ from horosphere._points import as_points
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.bounded import BoundedParameter, keeps_float32
-from horosphere.manifolds.chord import Chord, chords
+from horosphere.manifolds.chord import Chord, check_manifold, chords
 from horosphere.manifolds.config import manifold_config, manifold_from_config
 from horosphere.manifolds.origin import AtOrigin
 from horosphere.manifolds.pairs import pair_dist2
@@ -40,6 +40,7 @@ class Product(AtOrigin, geoopt.ProductManifold):
         for pair in manifolds_with_size:
             if not _is_pair(pair):
                 raise TypeError(f"Product takes pairs (manifold, size) with an integer size, got {pair!r}")
+            check_manifold(pair[0], "the manifold of a part")
         super().__init__(*manifolds_with_size)
 
     def factors(self) -> list[hooks.Factor]:
@@ -149,10 +150,12 @@ class Product(AtOrigin, geoopt.ProductManifold):
         return torch.cat(self._each("retr", x, u), -1)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat(self._each("logmap", x, y), -1)
+        pairs = zip(self.manifolds, self._parts(x), self._parts(y), strict=True)
+        return torch.cat([hooks.log(m, a, b, "Product.logmap") for m, a, b in pairs], -1)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        return torch.cat(self._each("transp", x, y, v), -1)
+        parts = zip(self.manifolds, self._parts(x), self._parts(y), self._parts(v), strict=True)
+        return torch.cat([hooks.transp(m, *part) for m, *part in parts], -1)
 
     # geoopt's own versions of these go through part methods that reshape; the base class's compose the ones above
     expmap_transp = geoopt.Manifold.expmap_transp
@@ -199,6 +202,7 @@ class Scaled(AtOrigin):
 
     def __init__(self, manifold: geoopt.Manifold, scale: float | Tensor = 1.0, learnable: bool = False):
         super().__init__()
+        check_manifold(manifold)
         value = (
             scale.detach() if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=torch.float64, device="cpu")
         )
@@ -315,10 +319,10 @@ class Scaled(AtOrigin):
         return self.base.retr(x, u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.base.logmap(x, y)
+        return hooks.log(self.base, x, y, "Scaled.logmap")
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        return self.base.transp(x, y, v)
+        return hooks.transp(self.base, x, y, v)
 
     def random(self, *size, dtype=None, device=None, **kwargs) -> Tensor:
         return self.base.random(*size, dtype=dtype, device=device, **kwargs)

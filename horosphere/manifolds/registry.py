@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import re
+import difflib
 
 import torch
 
 from horosphere.manifolds import curvature
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import register_equivalent, resolve
-from horosphere.manifolds.config import register_manifold, registered
+from horosphere.manifolds.config import made_without_arguments, register_ours, registered, registered_names
 from horosphere.manifolds.euclidean import Euclidean
 from horosphere.manifolds.lorentz import Lorentz
 from horosphere.manifolds.low_rank_metric import LowRankMetric
+from horosphere.manifolds.names import WORDS, factors_of_name, normal
 from horosphere.manifolds.poincare import PoincareBall
 from horosphere.manifolds.product import Product, Scaled
 from horosphere.manifolds.sphere import Sphere
 from horosphere.manifolds.stereographic import Stereographic
 
-NAMES = {
-    "euclidean": Euclidean,
-    "poincare": PoincareBall,
-    "lorentz": Lorentz,
-    "sphere": Sphere,
-    "stereographic": Stereographic,
-}
-
-
+NAMES = dict(zip(WORDS, (Euclidean, PoincareBall, Lorentz, Sphere, Stereographic), strict=True))
 _LETTERS = {"E": Euclidean, "H": Lorentz, "S": Sphere}
-_FACTOR = re.compile(r"(?:([EHS])([1-9]\d*)|\(([EHS])([1-9]\d*)\)\^([1-9]\d*))")
 
 
-def _text(name: object) -> str:
-    """A name, and nothing in the place of one of another type."""
-    return name if isinstance(name, str) else ""
+def _ours(name: object) -> type | None:
+    """The class of one of the library's words, or of the name of that class."""
+    text = normal(name)
+    return NAMES.get(text) or next((cls for cls in NAMES.values() if cls.__name__.lower() == text), None)
+
+
+def _yours(name: object) -> type[geoopt.Manifold] | None:
+    """The class that :func:`.register_manifold` was given under the name, as it is written or else in any case."""
+    names = registered_names()
+    found = name if name in names else next((n for n in names if normal(n) == normal(name)), None)
+    return registered(found)
 
 
 def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool = False) -> geoopt.Manifold:
@@ -46,21 +46,24 @@ def manifold_by_name(name: str, kappa: float | None = None, *, learnable: bool =
     name: `dimension_of_name`. A single factor such as "H10" is that space itself, no product.
 
     Args:
-        name: upper or lower case; blanks do not count.
+        name: upper or lower case; blanks do not count. Of your own names one written just so comes first.
         kappa: signed curvature of a single space.
         learnable: let an optimizer change the curvature (of flat space: nothing to change).
 
     Raises:
-        ValueError: for any other name, with what was read of it; for a curvature given to flat space or a product.
+        ValueError: for any other name, with what was read of it; for a curvature given to flat space or a product; for
+            kappa or learnable given to a class of your own, or one whose constructor needs arguments.
     """
-    cls = NAMES.get(_text(name).lower())
-    known = registered(name) if cls is None else None
-    if known is not None:
+    cls = _ours(name)
+    own = _yours(name) if cls is None else None
+    if own is not None:
         if kappa is not None:
             raise ValueError(f"{name} takes no kappa here, got {kappa}: give the manifold itself")
-        return known()
+        if learnable:
+            raise ValueError(f"{name} takes no learnable here, got {learnable}: give the manifold itself")
+        return made_without_arguments(own, name)
     if cls is None:
-        return _by_factors(factors_of_name(name), kappa, learnable)
+        return _by_factors(_read(name), kappa, learnable)
     if cls is Euclidean:
         if kappa:
             raise ValueError(f"euclidean space has kappa = 0, got {kappa}")
@@ -73,27 +76,25 @@ def dimension_of_name(name: str) -> int | None:
 
     Raises ValueError as `manifold_by_name`.
     """
-    if _text(name).lower() in NAMES or registered(name) is not None:
+    if _ours(name) is not None or _yours(name) is not None:
         return None
-    return sum(dimension for _, dimension in factors_of_name(name))
+    return sum(dimension for _, dimension in _read(name))
 
 
-def factors_of_name(name: str) -> list[tuple[str, int]]:
-    """("H", 2), ("H", 2), ("E", 3) for "(H2)^2xE3"; ValueError with what was read for anything else."""
-    found: list[tuple[str, int]] = []
-    if _text(name).strip():
-        for piece in re.split(r"[xX×*]", name.replace(" ", "")):
-            match = _FACTOR.fullmatch(piece.upper())
-            if match is None:
-                break
-            letter, size, inner, inner_size, power = match.groups()
-            found += [(letter or inner, int(size or inner_size))] * int(power or 1)
-        else:
-            return found
-    read = "x".join(letter + str(size) for letter, size in found)
+def _read(name: str) -> list[tuple[str, int]]:
+    """The factors that a name spells; ValueError with what was read, and what there is, for any other name."""
+    try:
+        return factors_of_name(name)
+    except ValueError as error:
+        read = str(error)
+    known = [*NAMES, *registered_names()]
+    close = difflib.get_close_matches(normal(name), {normal(n): n for n in known}, n=1, cutoff=0.6)
+    meant = next((f", did you mean {n!r}?" for n in known if [normal(n)] == close), "")
     raise ValueError(
-        f"unknown manifold {name!r}; known: {', '.join(NAMES)}, and factors E, H or S with a dimension, joined by x, "
-        f'such as "H10", "H5xS5" or "(H2)^2xE2x(S2)^2"' + (f"; read {read}, then stopped at {piece!r}" if found else "")
+        f"unknown manifold {name!r}{meant or ';'} known: {', '.join(known)}, and factors E, H or S with a dimension, "
+        'joined by x, such as "H10", "H5xS5" or "(H2)^2xE2x(S2)^2"'
+        + (f"; {read}" if read else "")
+        + "; a class of your own gets a name by horosphere.register_manifold(name, class)"
     )
 
 
@@ -112,7 +113,7 @@ def _by_factors(factors: list[tuple[str, int]], kappa: float | None, learnable: 
 
 
 for _cls in (*NAMES.values(), Product, Scaled, LowRankMetric):
-    register_manifold(_cls.__name__, _cls)
+    register_ours(_cls)
 
 
 def _product(m):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from horosphere.attention.patterns import move_centroids
+from horosphere.manifolds import hooks
 from horosphere.manifolds.pairwise import knn
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def _merged(pool: DynamicMemory, wanted: int, size: int) -> Tensor:
         second = torch.where(itself, near.indices[:, 1], near.indices[:, 0])[first]
         keep, gone = active[torch.minimum(first, second)], active[torch.maximum(first, second)]
         total = pool.counts[keep] + pool.counts[gone]
-        pull = pool.manifold.logmap(pool.centroids[keep], pool.centroids[gone]) * pool.counts[gone]
+        log = hooks.log(
+            pool.manifold, pool.centroids[keep], pool.centroids[gone], 'the policy "merge" of DynamicMemory'
+        )
+        pull = log * pool.counts[gone]
         pool.centroids[keep] = move_centroids(pool.centroids[keep], pull, total, pool.manifold)
         pool.sums[keep] += pool.sums[gone]
         pool.counts[keep] = total

@@ -13,7 +13,7 @@ from horosphere.attention.functional import geodesic_attention
 from horosphere.attention.patterns import move_centroids
 from horosphere.manifolds import PoincareBall
 from horosphere.manifolds._geoopt import geoopt
-from horosphere.manifolds.hooks import origin
+from horosphere.manifolds.hooks import log, origin
 from horosphere.manifolds.pairwise import cdist
 from horosphere.memory.eviction import POLICIES, make_room
 from horosphere.memory.replicas import gathered
@@ -242,7 +242,7 @@ class DynamicMemory(nn.Module):
     def _move_nearest(self, keys: Tensor, values: Tensor, now: Tensor) -> Tensor:
         nearest = cdist(keys, self.centroids[: len(self)], self.manifold, squared=True).argmin(-1)
         moved, which, taken = nearest.unique(return_inverse=True, return_counts=True)
-        logs = self.manifold.logmap(self.centroids[nearest], keys)
+        logs = log(self.manifold, self.centroids[nearest], keys, "the running mean of DynamicMemory.write")
         pull = torch.zeros_like(self.centroids[moved]).index_add_(0, which, logs.to(self.centroids.dtype))
         counts = self.counts[moved] + taken
         self.centroids[moved] = move_centroids(self.centroids[moved], pull, counts, self.manifold)

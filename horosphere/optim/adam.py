@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim import _fused
 from horosphere.optim._rows import at_rows, gradient_of, read, touched, write, zeros_for
@@ -117,8 +118,7 @@ class RiemannianAdam(RiemannianStep, geoopt.optim.RiemannianAdam):
         largest = torch.maximum(read(state["max_exp_avg_sq"], rows), second) if group["amsgrad"] else second
         scale = (largest / (1 - beta2**count)).sqrt_().add_(group["eps"])
         direction = (first / scale).mul_(-group["lr"] / (1 - beta1**count))
-        travel = manifold.retr_transp if group["retraction"] else manifold.expmap_transp
-        point, first = travel(point, direction, first)
+        point, first = hooks.travel(manifold, point, direction, first, retract=group["retraction"])
 
         good = self._landed(p, ndim, good, point, first, second)
         state["step"] += 1

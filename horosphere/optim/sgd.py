@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.optim._rows import at_rows, gradient_of, read, touched, write
 from horosphere.optim._step import RiemannianStep, manifold_of
@@ -97,8 +98,7 @@ class RiemannianSGD(RiemannianStep, geoopt.optim.RiemannianSGD):
             state["momentum_buffer"] = torch.zeros_like(p.detach())
         buffer = read(state["momentum_buffer"], rows).mul(momentum).add_(grad, alpha=1 - group["dampening"])
         direction = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
-        travel = manifold.retr_transp if group["retraction"] else manifold.expmap_transp
-        point, buffer = travel(point, direction * -lr, buffer)
+        point, buffer = hooks.travel(manifold, point, direction * -lr, buffer, retract=group["retraction"])
         good = self._landed(p, ndim, good, point, buffer)
         write(p, rows, point, good)
         write(state["momentum_buffer"], rows, buffer, good)

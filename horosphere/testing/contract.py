@@ -10,11 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from horosphere.attention.functional import geodesic_attention
 from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
 from horosphere.manifolds.config import manifold_config, manifold_from_config
 from horosphere.manifolds.pairwise import cdist, knn
+from horosphere.testing._checks import (
+    assert_finite,
+    assert_on,
+    assert_shape,
+    assert_type,
+    require_chord,
+    require_vectors,
+    required,
+)
 
 _each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 _POINTS = 12
@@ -74,7 +84,7 @@ class ManifoldContract:
         seed = int(torch.randint(2**31, (), generator=generator, device="cpu"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _required(manifold.random, n, self._size(manifold), dtype=dtype).as_subclass(Tensor)
+            return required(manifold.random, n, self._size(manifold), dtype=dtype).as_subclass(Tensor)
 
     # what the laws are made of
 
@@ -106,11 +116,11 @@ class ManifoldContract:
         )
 
     def _assert_same_point(self, law: str, manifold, a: Tensor, b: Tensor, size: Tensor | float = 0.0):
-        assert a.dtype == b.dtype
+        assert_type(f"a point ({law})", a, b.dtype)
         self._assert_small(law, manifold.dist(a, b), size)
 
     def _assert_same_vector(self, law: str, manifold, x: Tensor, a: Tensor, b: Tensor):
-        assert a.dtype == b.dtype
+        assert_type(f"a vector ({law})", a, b.dtype)
         self._assert_small(law, manifold.norm(x, manifold.proju(x, a - b)), manifold.norm(x, b))
 
     # distance
@@ -125,12 +135,15 @@ class ManifoldContract:
     def test_distance_is_positive_and_symmetric(self, dtype):
         manifold, x, y = self._points(dtype)
         there, back = manifold.dist(x, y), manifold.dist(y, x)
-        assert there.dtype == dtype and there.shape == x.shape[:-1]
-        assert (there > 0).all()
+        assert_type("dist", there, dtype)
+        assert_shape("dist(x, y)", there, x.shape[:-1])
+        assert (there > 0).all(), f"the distance of different points is > 0, got {float(there.min()):.3g}"
         self._assert_small("symmetry", (there - back).abs(), there)
-        assert torch.equal(manifold.dist(x, y, keepdim=True), there.unsqueeze(-1))
+        kept = manifold.dist(x, y, keepdim=True)
+        assert_shape("dist(x, y, keepdim=True)", kept, there.unsqueeze(-1).shape)
+        assert torch.equal(kept, there.unsqueeze(-1)), "dist(x, y, keepdim=True) has other values than dist(x, y)"
         torch.testing.assert_close(manifold.dist2(x, y), there**2)
-        assert manifold.dist(x[:, None], y).shape == (len(x), len(y))
+        assert_shape("dist(x[:, None], y), which broadcasts,", manifold.dist(x[:, None], y), (len(x), len(y)))
 
     @_each_dtype
     def test_triangle_inequality(self, dtype):
@@ -145,7 +158,7 @@ class ManifoldContract:
         for distance in (manifold.dist, manifold.dist2):
             a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
             for grad in torch.autograd.grad(distance(a, b).sum(), (a, b)):
-                assert grad.isfinite().all()
+                assert_finite("the gradient of the distance of a point from itself", grad)
                 assert grad.abs().max() <= 1e-3, "the gradient of a distance at its minimum is 0"
 
     # exponential and logarithm
@@ -153,7 +166,7 @@ class ManifoldContract:
     @_each_dtype
     def test_exp_undoes_log(self, dtype):
         manifold, x, y = self._points(dtype)
-        u = _required(manifold.logmap, x, y)
+        u = required(manifold.logmap, x, y)
         self._assert_same_point("exp", manifold, manifold.expmap(x, u), y, manifold.dist(x, y))
 
     @_each_dtype
@@ -161,13 +174,13 @@ class ManifoldContract:
     def test_log_undoes_exp(self, dtype, length):
         manifold, x = self._points(dtype, 1)
         u = self._tangent(manifold, x, length=length)
-        self._assert_same_vector("log", manifold, x, _required(manifold.logmap, x, manifold.expmap(x, u)), u)
+        self._assert_same_vector("log", manifold, x, required(manifold.logmap, x, manifold.expmap(x, u)), u)
 
     @_each_dtype
     def test_length_of_log_is_the_distance(self, dtype):
         manifold, x, y = self._points(dtype)
         d = manifold.dist(x, y)
-        self._assert_small("log", (manifold.norm(x, _required(manifold.logmap, x, y)) - d).abs(), d)
+        self._assert_small("log", (manifold.norm(x, required(manifold.logmap, x, y)) - d).abs(), d)
 
     @_each_dtype
     def test_exp_travels_the_length_of_the_vector(self, dtype):
@@ -185,8 +198,9 @@ class ManifoldContract:
         for grad in torch.autograd.grad(out.sum(), (a, u)):
             assert grad.isfinite().all(), "the gradient of exp at the zero vector is not finite"
         a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-        out = _required(manifold.logmap, a, b)
-        assert out.abs().max() <= self._tolerance("project", dtype)
+        out = required(manifold.logmap, a, b)
+        longest = float(out.detach().abs().max())
+        assert longest <= self._tolerance("project", dtype), f"the log of a point at itself is 0, got {longest:.3g}"
         for grad in torch.autograd.grad(out.sum(), (a, b)):
             assert grad.isfinite().all(), "the gradient of log at the point itself is not finite"
 
@@ -208,8 +222,8 @@ class ManifoldContract:
             x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu"
         ).to(dtype)
         once = manifold.projx(noise)
-        assert once.dtype == dtype
-        _assert_on(manifold, once)
+        assert_type("projx", once, dtype)
+        assert_on(manifold, once)
         torch.testing.assert_close(manifold.projx(once), once, rtol=self._tolerance("project", dtype), atol=0.0)
         torch.testing.assert_close(manifold.projx(x), x, rtol=self._tolerance("project", dtype), atol=1e-30)
 
@@ -218,14 +232,14 @@ class ManifoldContract:
         manifold, x = self._points(dtype, 1)
         u = self._tangent(manifold, x)
         good, reason = manifold.check_vector_on_tangent(x, u, explain=True)
-        assert good, reason
+        assert good, f"a vector that proju made is none of the tangent space: {reason}"
         self._assert_same_vector("project", manifold, x, manifold.proju(x, u), u)
 
     @_each_dtype
     def test_transport_is_an_isometry(self, dtype):
         manifold, x, y = self._points(dtype)
         u, v = self._tangent(manifold, x, 1), self._tangent(manifold, x, 2)
-        moved_u, moved_v = (_required(manifold.transp, x, y, w) for w in (u, v))
+        moved_u, moved_v = (required(manifold.transp, x, y, w) for w in (u, v))
         size = manifold.norm(x, u) * manifold.norm(x, v)
         self._assert_small("transport", (manifold.inner(y, moved_u, moved_v) - manifold.inner(x, u, v)).abs(), size)
         self._assert_small("transport", (manifold.norm(y, moved_u) - manifold.norm(x, u)).abs(), manifold.norm(x, u))
@@ -233,14 +247,14 @@ class ManifoldContract:
     @_each_dtype
     def test_transport_turns_the_geodesic_round(self, dtype):
         manifold, x, y = self._points(dtype)
-        there, back = _required(manifold.logmap, x, y), manifold.logmap(y, x)
-        self._assert_same_vector("transport", manifold, y, _required(manifold.transp, x, y, there), -back)
+        there, back = required(manifold.logmap, x, y), manifold.logmap(y, x)
+        self._assert_same_vector("transport", manifold, y, required(manifold.transp, x, y, there), -back)
 
     @_each_dtype
     def test_transport_to_the_same_point_changes_nothing(self, dtype):
         manifold, x = self._points(dtype, 1)
         v = self._tangent(manifold, x)
-        self._assert_same_vector("project", manifold, x, _required(manifold.transp, x, x.clone(), v), v)
+        self._assert_same_vector("project", manifold, x, required(manifold.transp, x, x.clone(), v), v)
 
     @_each_dtype
     def test_riemannian_gradient_represents_the_differential(self, dtype):
@@ -257,20 +271,21 @@ class ManifoldContract:
     def test_random_and_origin_are_on_the_manifold(self, dtype):
         manifold, x = self._points(dtype, 1)
         size = self._size(manifold)
-        drawn = _required(manifold.random, 2, 5, size, dtype=dtype)
-        origin = _required(manifold.origin, 3, size, dtype=dtype)
-        assert drawn.dtype == origin.dtype == dtype
-        assert drawn.shape == (2, 5, size) and origin.shape == (3, size)
+        drawn = required(manifold.random, 2, 5, size, dtype=dtype)
+        origin = required(manifold.origin, 3, size, dtype=dtype)
+        for name, made, shape in (("random", drawn, (2, 5, size)), ("origin", origin, (3, size))):
+            assert_type(f"{name}(*size, dtype={dtype})", made, dtype)
+            assert_shape(f"{name}{shape}", made, shape)
         for points in (x, drawn, origin):
-            _assert_on(manifold, points)
-        assert manifold.dist(drawn[0], drawn[1]).min() > 0
+            assert_on(manifold, points)
+        assert manifold.dist(drawn[0], drawn[1]).min() > 0, "random gave the same point twice"
 
     def test_copies_keep_the_distance(self):
         manifold, x, y = self._points(torch.float64)
         d = manifold.dist(x, y)
         for twin in (copy.deepcopy(manifold), pickle.loads(pickle.dumps(manifold))):
-            assert type(twin) is type(manifold)
-            assert torch.equal(twin.dist(x, y), d)
+            assert type(twin) is type(manifold), f"a copy is a {type(twin).__name__}"
+            assert torch.equal(twin.dist(x, y), d), "a copy has other distances"
             theirs = {p.data_ptr() for p in twin.parameters()}
             assert theirs.isdisjoint(p.data_ptr() for p in manifold.parameters()), "a copy shares its parameters"
 
@@ -281,9 +296,11 @@ class ManifoldContract:
         except TypeError as error:
             pytest.skip(str(error))
         twin = manifold_from_config(json.loads(json.dumps(config)))
-        assert type(twin) is type(manifold) and manifold_config(twin) == config
-        assert len(list(twin.parameters())) == len(list(manifold.parameters()))
-        assert torch.equal(twin.dist(x, y), manifold.dist(x, y))
+        assert type(twin) is type(manifold), f"from_config made a {type(twin).__name__}"
+        assert manifold_config(twin) == config, f"the config is {config}, and after from_config {manifold_config(twin)}"
+        counts = [len(list(m.parameters())) for m in (manifold, twin)]
+        assert counts[0] == counts[1], f"of {counts[0]} parameters from_config kept {counts[1]}"
+        assert torch.equal(twin.dist(x, y), manifold.dist(x, y)), "from_config made other distances"
 
     @_each_dtype
     def test_cast(self, dtype):
@@ -291,9 +308,10 @@ class ManifoldContract:
         d = manifold.dist(x, y).detach()
         for target in (torch.float64, torch.float32):
             manifold = manifold.to(target)
-            assert all(p.dtype == target for p in manifold.parameters())
+            for parameter in manifold.parameters():
+                assert_type(f"a parameter after .to({target})", parameter, target)
             found = manifold.dist(x, y)
-            assert found.dtype == dtype, "the type of a distance is that of the points"
+            assert_type("the distance of points of another type than the manifold's parameters", found, dtype)
             self._assert_small("cast", (found - d).abs(), d)
 
     # derivatives
@@ -302,87 +320,121 @@ class ManifoldContract:
     def test_derivatives(self, function):
         manifold, x, y = self._points(torch.float64, n=2)
         second = self._tangent(manifold, x, length=0.3) if function == "expmap" else y
-        self._gradcheck(lambda a, b: _required(getattr(manifold, function), a, b), manifold, x, second)
+        self._gradcheck(lambda a, b: required(getattr(manifold, function), a, b), manifold, x, second)
 
     def test_derivatives_of_cdist(self):
         manifold, x, y = self._points(torch.float64, n=2)
-        _require_chord(manifold)
+        require_chord(manifold)
         for precision in ("auto", "exact"):
             self._gradcheck(lambda a, b, p=precision: cdist(a, b, manifold, precision=p), manifold, x, y)
 
     def _gradcheck(self, function, manifold, x: Tensor, y: Tensor):
         candidates = (x.clone().requires_grad_(), y.clone().requires_grad_(), *manifold.parameters())
         inputs = [t for t in candidates if t.dtype == torch.float64]
-        assert torch.autograd.gradcheck(lambda a, b, *_: function(a, b), inputs, rtol=1e-5, atol=1e-6)
+        # raises where a derivative is wrong, and says which
+        torch.autograd.gradcheck(lambda a, b, *_: function(a, b), inputs, rtol=1e-5, atol=1e-6)
 
     # optional methods (horosphere.manifolds.hooks), the defaults included
 
     @_each_dtype
     def test_sizes_fit_the_points(self, dtype):
         manifold, x = self._points(dtype, 1)
-        _require_vectors(manifold)
+        require_vectors(manifold)
         size = x.shape[-1]
         dimension = hooks.intrinsic_dim(manifold, size)
-        assert 0 < dimension and hooks.ambient_dim(manifold, dimension) == size
-        assert hooks.lift(manifold, x).shape == (len(x), hooks.lifted_size(manifold, size))
-        assert hooks.size_from_vectors(manifold, hooks.free_size(manifold, size)) == size
+        assert dimension > 0, f"ambient_dim leaves points of {size} numbers {dimension} dimensions"
+        stored = hooks.ambient_dim(manifold, dimension)
+        assert stored == size, f"ambient_dim({dimension}) is {stored} for points of {size} numbers"
+        lifted = required(hooks.lift, manifold, x)
+        assert_shape("lift(x), whose size lifted_size says,", lifted, (len(x), hooks.lifted_size(manifold, size)))
+        free = hooks.free_size(manifold, size)
+        stored = hooks.size_from_vectors(manifold, free)
+        assert stored == size, f"size_from_vectors({free}) is {stored} for points of {size} numbers"
 
     @_each_dtype
     def test_lifted_points_settle_where_they_were(self, dtype):
         manifold, x = self._points(dtype, 1)
-        _require_vectors(manifold)
-        lifted = _required(hooks.lift, manifold, x)
+        require_vectors(manifold)
+        lifted = required(hooks.lift, manifold, x)
         settled = hooks.settle(manifold, lifted, x.shape[-1])
-        assert settled.dtype == dtype
+        assert_type("settle", settled, dtype)
         self._assert_same_point("lift", manifold, settled, x)
 
     @_each_dtype
     def test_settled_means_are_points(self, dtype):
         manifold, x = self._points(dtype, 1)
-        _require_vectors(manifold)
-        lifted = _required(hooks.lift, manifold, x)
-        _assert_on(manifold, hooks.settle(manifold, lifted.mean(0), x.shape[-1]))
+        require_vectors(manifold)
+        lifted = required(hooks.lift, manifold, x)
+        assert_on(manifold, hooks.settle(manifold, lifted.mean(0), x.shape[-1]))
+
+    @_each_dtype
+    @pytest.mark.parametrize("count", [1, _POINTS], ids=["one", "equal"])
+    def test_gradient_of_a_settled_mean_is_finite_at_coincident_points(self, dtype, count):
+        manifold, x = self._points(dtype, 1)
+        require_vectors(manifold)
+        points = x.unsqueeze(-2).repeat(1, count, 1).requires_grad_()
+        weights = torch.full((len(x), 1, count), 1 / count, dtype=dtype, device=x.device, requires_grad=True)
+        settled = hooks.settle(manifold, weights @ required(hooks.lift, manifold, points), x.shape[-1])
+        numbers = _normal(settled.shape, 6).to(settled)
+        for what, grad in zip(
+            ("weights", "points"), torch.autograd.grad((numbers * settled).sum(), (weights, points)), strict=True
+        ):
+            assert_finite(f"the gradient of settle(mean of lift) in the {what} of {count} equal points", grad)
 
     @_each_dtype
     def test_points_from_free_vectors(self, dtype):
         manifold, x = self._points(dtype, 1)
-        _require_vectors(manifold)
+        require_vectors(manifold)
         n = hooks.free_size(manifold, x.shape[-1])
         generator = torch.Generator().manual_seed(5)
         free = torch.randn(7, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
         free[0] = 0.0
         free.requires_grad_()
         points = hooks.from_vectors(manifold, free, 4.0)
-        assert points.dtype == dtype and points.shape == (7, x.shape[-1])
-        _assert_on(manifold, points.detach())
+        assert_type("from_vectors", points, dtype)
+        assert_shape(f"from_vectors of {n} free numbers", points, (7, x.shape[-1]))
+        assert_on(manifold, points.detach())
         (grad,) = torch.autograd.grad(points.sum(), free)
-        assert grad[1:].isfinite().all()
+        assert_finite("the gradient of from_vectors", grad[1:])
 
     def test_rotary_slices_cover_the_free_numbers(self):
         manifold, x = self._points(torch.float64, 1)
-        _require_vectors(manifold)
+        require_vectors(manifold)
         n = hooks.free_size(manifold, x.shape[-1])
         slices = hooks.rotary_slices(manifold, n)
-        assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))
+        covered = [i for s in slices for i in range(s.start, s.stop)]
+        assert covered == list(range(n)), f"rotary_slices({n}) must cover 0 to {n - 1} once, in order: got {slices}"
 
     @_each_dtype
     def test_direction_and_radius_say_the_point(self, dtype):
         manifold, x = self._points(dtype, 1)
-        _require_vectors(manifold)
-        vector, radius = _required(hooks.to_polar, manifold, x)
-        assert radius.dtype == torch.float64 and radius.shape == (len(x), 1)
-        assert vector.shape[-1] == hooks.direction_dim(manifold, x.shape[-1])
+        require_vectors(manifold)
+        vector, radius = required(hooks.to_polar, manifold, x)
+        assert_type("the radius of to_polar", radius, torch.float64)
+        assert_shape("the radius of to_polar", radius, (len(x), 1))
+        wanted = (len(x), hooks.direction_dim(manifold, x.shape[-1]))
+        assert_shape("the vector of to_polar, whose size direction_dim says,", vector, wanted)
         unit = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
         again = hooks.from_polar(manifold, unit, radius)
-        assert again.dtype == dtype
+        assert_type("from_polar", again, dtype)
         self._assert_same_point("polar", manifold, again, x, radius[:, 0])
+
+    def test_picture_is_one_that_can_be_drawn(self):
+        manifold, x = self._points(torch.float64, 1)
+        kind = hooks.picture(manifold)  # an error that says why where it is another word, or kappa is missing
+        if kind in ("ball", "hyperboloid"):
+            kappa = torch.as_tensor(resolve(manifold)[0].kappa).detach()
+            assert bool((kappa < 0).all()), f"the picture {kind!r} is of kappa < 0, got kappa = {kappa.tolist()}"
+        elif kind == "tangent":
+            start = hooks.origin(manifold, *x.shape, dtype=x.dtype, device=x.device)
+            required(hooks.log, manifold, start, x, "a picture by logarithms")
 
     # the pairwise engine
 
     @_each_dtype
     def test_chord_is_consistent_with_distance(self, dtype):
         manifold, x, y = self._points(dtype)
-        _require_chord(manifold)
+        require_chord(manifold)
         true = manifold.dist2(x[:, None], y)
         self._assert_small("fast", (cdist(x, y, manifold, squared=True, precision="fast") - true).abs(), true)
 
@@ -394,7 +446,7 @@ class ManifoldContract:
         y = torch.cat((y, near, x))
         true = manifold.dist(x[:, None], y)
         found = cdist(x, y, manifold, precision=precision)
-        assert found.dtype == dtype
+        assert_type("cdist", found, dtype)
         self._assert_small("pairwise", (found - true).abs(), true)
         ours = knn(x, y, manifold, 5, precision=precision)
         nearest = true.sort(dim=-1).values[:, :5]
@@ -402,27 +454,17 @@ class ManifoldContract:
         chosen = torch.gather(true, -1, ours.indices)
         self._assert_small("pairwise", (ours.distances - chosen).abs(), chosen)
 
-
-def _required(method, *args, **kwargs):
-    """What the method returns; a skip that names it where the manifold does not have it."""
-    try:
-        return method(*args, **kwargs)
-    except NotImplementedError as error:
-        owner = getattr(method, "__self__", args[0] if args else None)
-        pytest.skip(f"{type(owner).__name__} has no {method.__name__}: {str(error) or 'not implemented'}")
-
-
-def _require_vectors(manifold):
-    if manifold.ndim != 1:
-        pytest.skip(f"points of {type(manifold).__name__} are no vectors")
-
-
-def _require_chord(manifold):
-    resolved, has_chord = resolve(manifold)
-    if not has_chord:
-        pytest.skip(f"{type(resolved).__name__} has no chord (level 0)")
-
-
-def _assert_on(manifold, x: Tensor):
-    good, reason = manifold.check_point_on_manifold(x, explain=True)
-    assert good, reason
+    @_each_dtype
+    def test_gradient_of_learned_numbers_through_attention_is_finite(self, dtype):
+        manifold, x = self._points(dtype, 1, n=40)
+        require_vectors(manifold)
+        learned = {name: p for name, p in manifold.named_parameters() if p.requires_grad}
+        if not learned:
+            pytest.skip(f"{type(manifold).__name__} learns no number")
+        x = x.clone().requires_grad_()
+        out = geodesic_attention(x, x, x, manifold)  # with every point at distance 0 from itself
+        numbers = list(learned.values())
+        grads = torch.autograd.grad((_normal(out.shape, 8).to(out) * out).sum(), numbers, allow_unused=True)
+        for name, grad in zip(learned, grads, strict=True):
+            assert grad is not None, f"attention has no gradient in the learned {name}: dist does not read it live"
+            assert_finite(f"the gradient of attention over {len(x)} points in the learned {name}", grad)

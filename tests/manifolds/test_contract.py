@@ -2,6 +2,9 @@
 manifolds.
 """
 
+import ast
+import inspect
+
 import pytest
 import torch
 from torch.autograd.gradcheck import GradcheckError
@@ -9,6 +12,7 @@ from torch.autograd.gradcheck import GradcheckError
 import horosphere as hs
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import chords
+from horosphere.testing import _checks, contract
 from tests.manifolds import hard_pairs, oracle
 
 
@@ -222,6 +226,11 @@ BROKEN = {
         lambda self, *size, dtype=None: 5 + torch.randn(*size, dtype=dtype),
         "test_random_and_origin_are_on_the_manifold",
     ),
+    "settle not smooth": (
+        "settle",
+        lambda self, mean: hs.PoincareBall.settle(self, mean) + 0 * ((mean - mean.detach()) ** 2).sum().sqrt(),
+        "test_gradient_of_a_settled_mean_is_finite_at_coincident_points",
+    ),
     "gradient cut": (
         "logmap",
         lambda self, x, y: hs.PoincareBall.logmap(self, x.detach(), y),
@@ -238,11 +247,100 @@ def test_the_contract_catches_a_broken_manifold(what):
         def make_manifold(self):
             return Spoiled(method, wrong)
 
-    argument = {"test_retraction_agrees_with_exp_to_second_order": (), "test_derivatives": (method,)}.get(
-        law, (torch.float64,)
-    )
+    argument = {
+        "test_retraction_agrees_with_exp_to_second_order": (),
+        "test_derivatives": (method,),
+        "test_gradient_of_a_settled_mean_is_finite_at_coincident_points": (torch.float64, 5),
+    }.get(law, (torch.float64,))
     with pytest.raises((AssertionError, GradcheckError)):
         getattr(Contract(), law)(*argument)
+
+
+class Steep(hs.PoincareBall):
+    """Its curvature has a gradient that is not finite where two points are one."""
+
+    def __init__(self):
+        super().__init__(-1.0, learnable=True)
+
+    def dist(self, x, y, *, keepdim=False):
+        square = hs.PoincareBall(-1.0).dist2(x, y, keepdim=keepdim) * self.kappa.abs()
+        return square.to(x.dtype).sqrt()
+
+
+class Deaf(hs.PoincareBall):
+    """Its distance does not hear of the curvature that it says it learns."""
+
+    def __init__(self):
+        super().__init__(-1.0, learnable=True)
+
+    def dist(self, x, y, *, keepdim=False):
+        return hs.PoincareBall(-1.0).dist(x, y, keepdim=keepdim)
+
+
+@pytest.mark.parametrize(("cls", "reason"), [(Steep, "not finite in 1 of 1"), (Deaf, "does not read it live")])
+def test_the_contract_catches_a_curvature_that_cannot_be_learned(cls, reason):
+    class Contract(hs.testing.ManifoldContract):
+        def make_manifold(self):
+            return cls()
+
+    with pytest.raises(AssertionError, match=f"in the learned .*{reason}"):
+        Contract().test_gradient_of_learned_numbers_through_attention_is_finite(torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "law", "error", "match"),
+    [
+        (
+            "picture",
+            lambda self: "disk",
+            "picture_is_one_that_can_be_drawn",
+            ValueError,
+            "'flat', 'ball', .*got 'disk'",
+        ),
+        (
+            "chord",
+            lambda self, x: x,
+            "chord_is_consistent_with_distance",
+            TypeError,
+            r"must return a horosphere\.Chord",
+        ),
+    ],
+)
+def test_the_contract_shows_what_a_method_must_return(method, wrong, law, error, match):
+    class Contract(hs.testing.ManifoldContract):
+        def make_manifold(self):
+            return Spoiled(method, wrong)
+
+    with pytest.raises(error, match=match):
+        getattr(Contract(), f"test_{law}")(*([torch.float64] if method == "chord" else []))
+
+
+def test_a_disk_picture_of_a_sphere_is_caught():
+    class Contract(hs.testing.ManifoldContract):
+        def make_manifold(self):
+            return type("Disk", (hs.Stereographic,), {"picture": lambda self: "ball"})(0.5)
+
+    with pytest.raises(AssertionError, match=r"the picture 'ball' is of kappa < 0, got kappa = 0\.5"):
+        Contract().test_picture_is_one_that_can_be_drawn()
+
+
+def test_every_law_has_a_message():
+    for file in (contract, _checks):
+        bare = [
+            n.lineno for n in ast.walk(ast.parse(inspect.getsource(file))) if isinstance(n, ast.Assert) and not n.msg
+        ]
+        assert not bare, f"{file.__name__} asserts without a message in lines {bare}"
+
+
+def test_a_type_and_a_shape_are_named():
+    class Wide(hs.testing.ManifoldContract):
+        def make_manifold(self):
+            return Spoiled("dist", lambda self, x, y, keepdim=False: hs.PoincareBall.dist(self, x, y).double())
+
+    with pytest.raises(AssertionError, match=r"dist must be of type torch\.float32, .*got torch\.float64"):
+        Wide().test_distance_is_positive_and_symmetric(torch.float32)
+    with pytest.raises(AssertionError, match=r"keepdim=True\) must have shape \(12, 1\), got \(12,\)"):
+        Wide().test_distance_is_positive_and_symmetric(torch.float64)
 
 
 def test_the_contract_skips_aloud():

@@ -3,7 +3,8 @@
 import pytest
 
 from horosphere import Euclidean, Lorentz, PoincareBall, Product, Sphere
-from horosphere.manifolds import dimension_of_name, manifold_by_name
+from horosphere.embedding import GraphEmbedding
+from horosphere.manifolds import dimension_of_name, manifold_by_name, register_manifold
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,65 @@ def test_the_error_shows_what_was_read():
 def test_dimensions():
     assert dimension_of_name("(H2)^2xE2x(S2)^2") == 10
     assert dimension_of_name("poincare") is None
+
+
+class Own(Sphere):
+    """A class of a user, with a name of its own."""
+
+
+class Other(Sphere):
+    pass
+
+
+class Sized(Sphere):
+    def __init__(self, width, depth=1):
+        super().__init__()
+
+
+@pytest.mark.parametrize("name", ["poincare", " Poincare ", "Sphere ", "H5", "h 5", "S3", "E2", "H2xS2", "(H2)^5 x E1"])
+def test_names_of_the_library_are_refused(name):
+    with pytest.raises(ValueError, match=r"is taken by Sphere|understood by the library itself, as the space"):
+        register_manifold(name, Own)
+    assert type(manifold_by_name(name)) is not Own
+
+
+def test_own_names_in_any_case_and_with_blanks():
+    register_manifold("Test names.Own", Own)
+    register_manifold("Test names.Own", Own)  # again: the same class
+    for name in ("Test names.Own", " test NAMES.own ", "testnames.own"):
+        assert type(manifold_by_name(name)) is Own and dimension_of_name(name) is None
+    with pytest.raises(ValueError, match=r"'testNAMES\.own' is taken by Own as 'Test names\.Own'"):
+        register_manifold("testNAMES.own", Other)
+    with pytest.raises(ValueError, match="takes no kappa here"):
+        manifold_by_name("test names.own", 1.0)
+    with pytest.raises(ValueError, match="takes no learnable here, got True"):
+        manifold_by_name("test names.own", learnable=True)
+    with pytest.raises(ValueError, match="empty"):
+        register_manifold("  ", Own)
+
+
+def test_blanks_and_class_names_of_ours():
+    assert type(manifold_by_name(" Poincare ")) is PoincareBall
+    assert manifold_by_name("PoincareBall", -2.0, learnable=True).kappa == -2.0
+    assert type(manifold_by_name("H 5")) is Lorentz and dimension_of_name(" poincare") is None
+
+
+def test_an_unknown_name_lists_own_names_and_suggests():
+    register_manifold("test_names.listed", Own)
+    with pytest.raises(ValueError, match=r"unknown manifold 'poincar', did you mean 'poincare'\?") as caught:
+        manifold_by_name("poincar")
+    assert "test_names.listed" in str(caught.value) and "horosphere.register_manifold(name, class)" in str(caught.value)
+    with pytest.raises(ValueError, match=r"did you mean 'test_names\.listed'\?"):
+        manifold_by_name("TEST_names.listd")
+
+
+def test_a_class_that_needs_arguments_is_not_made_by_name():
+    register_manifold("test_names.sized", Sized)
+    for make in (
+        lambda: manifold_by_name("test_names.sized"),
+        lambda: GraphEmbedding("test_names.sized").fit([(0, 1)]),
+    ):
+        with pytest.raises(
+            ValueError, match=r"names the class Sized, whose constructor needs width: .*Sized\(width=\.\.\.\)"
+        ):
+            make()

@@ -30,7 +30,9 @@ from horosphere.attention.inverse import (
 )
 from horosphere.attention.patterns.base import Heads, Pattern, register_pattern
 from horosphere.attention.stream_cache import StreamCache
+from horosphere.manifolds import hooks
 from horosphere.manifolds._geoopt import geoopt
+from horosphere.manifolds.chord import check_manifold
 from horosphere.manifolds.hooks import origin
 
 # Weights of queries to slots above which the backward pass works them again: 2^22 float32 are 16 MiB, of which training
@@ -329,7 +331,7 @@ def _logs(centroids: Tensor, by: Tensor, key: Tensor, mask: Tensor | None, manif
     target = torch.gather(centroids, -2, nearest.expand(*nearest.shape[:-1], key.shape[-1]))
     if mask is not None:  # a key that takes no part may be anything, also no point; from the centroid it pulls nowhere
         key = torch.where(mask.unsqueeze(-1), key, target.detach())
-    return by.to(key.dtype).mT @ manifold.logmap(target, key).to(key.dtype)
+    return by.to(key.dtype).mT @ hooks.log(manifold, target, key, "the running mean of a summary").to(key.dtype)
 
 
 def _read(
@@ -403,6 +405,7 @@ class SummaryCache(StreamCache):
         super().__init__()
         if slots < 1 or chunk < 1:
             raise ValueError(f"slots and chunk must be at least 1; got {slots} and {chunk}")
+        check_manifold(manifold)
         self.slots, self.chunk = slots, chunk
         self._manifold = [manifold]  # in a list: the layer's curvature is no state of the cache
 
