@@ -94,8 +94,8 @@ FEATURES = {
     "write": (("dist", "logmap"), write),
     "HyperbolicCompressor": (("logmap",), compress),
     "RiemannianSGD": ((), lambda m: optimize(m, hs.optim.RiemannianSGD)),
-    "momentum": (("transp",), lambda m: optimize(m, hs.optim.RiemannianSGD, momentum=0.9)),
-    "RiemannianAdam": (("transp",), lambda m: optimize(m, hs.optim.RiemannianAdam)),
+    "momentum": ((), lambda m: optimize(m, hs.optim.RiemannianSGD, momentum=0.9)),
+    "RiemannianAdam": ((), lambda m: optimize(m, hs.optim.RiemannianAdam)),
 }
 
 

@@ -219,16 +219,16 @@ def row_maps(manifold: geoopt.Manifold) -> tuple[str, float] | None:
 def origin(manifold: geoopt.Manifold, *size: int, dtype: torch.dtype | None = None, device=None) -> Tensor:
     """The origin (size), by default the projection of 0, or of the first unit vector where 0 has none."""
     check_manifold(manifold)
-    try:
+    own = type(manifold).origin is not geoopt.Manifold.origin  # which draws another point for every row
+    if own or manifold.ndim != 1:
         return manifold.origin(*size, dtype=dtype, device=device).as_subclass(Tensor)
-    except NotImplementedError:
-        zero = torch.zeros(*size, dtype=dtype, device=device)
-        projected = manifold.projx(zero)
-        if bool(projected.isfinite().all()) and manifold.check_point_on_manifold(projected):
-            return projected
-        axis = zero.clone()
-        axis[..., 0] = 1.0
-        return manifold.projx(axis)
+    zero = torch.zeros(*size, dtype=dtype, device=device)
+    projected = manifold.projx(zero)
+    if bool(projected.isfinite().all()) and manifold.check_point_on_manifold(projected):
+        return projected
+    axis = zero.clone()
+    axis[..., 0] = 1.0
+    return manifold.projx(axis)
 
 
 def random_points(manifold: geoopt.Manifold, *size: int, dtype: torch.dtype | None = None, device=None) -> Tensor:

@@ -197,7 +197,7 @@ def test_an_unknown_ending_is_named(tmp_path):
         ("flat", None, None),
         ("tangent", None, None),
         ("none", None, "pictures are drawn of"),
-        ("disk", None, "must return flat, ball, hyperboloid, sphere, tangent or none, got 'disk'"),
+        ("disk", None, "must return one of 'flat', 'ball', 'hyperboloid', 'sphere', 'tangent', 'none', got 'disk'"),
     ],
 )
 def test_a_manifold_of_your_own_says_its_picture(kind, kappa, message):

@@ -392,3 +392,13 @@ A_CLASS = {
 def test_a_class_in_place_of_an_instance(door, cls):
     with pytest.raises(TypeError, match=rf"got the class {cls.__name__}; make an instance: {cls.__name__}\(\)"):
         A_CLASS[door](cls, _points())
+
+
+def test_the_origin_of_a_class_with_random_points_alone_is_one_point():
+    class Own(geoopt.Euclidean):
+        origin = geoopt.Manifold.origin  # draws a point for every row
+
+        def random(self, *size, dtype=None, device=None):
+            return torch.randn(*size, dtype=dtype, device=device)
+
+    assert torch.equal(hooks.origin(Own(ndim=1), 5, 3), torch.zeros(5, 3))
