@@ -67,7 +67,8 @@ class ConstantCurvature(AtOrigin):
             dimensions of points (..., H, N, D).
         learnable: keep kappa as a :class:`~horosphere.manifolds.BoundedParameter`, which keeps its sign (a number
             becomes a float64 scalar, so it is read back unchanged). ``.to(torch.bfloat16)`` and ``.half()`` of a module
-            leave a curvature in float32.
+            leave a curvature in float32. ZeroRedundancyOptimizer and fully_shard take parameters of one type and of at
+            least one dimension: there give a tensor of the layer's type, ``kappa=torch.tensor([-1.0])``.
 
     Raises:
         ValueError: kappa is not finite, or of a sign that the model does not allow.
