@@ -423,7 +423,7 @@ class ManifoldContract:
         manifold, x = self._points(torch.float64, 1)
         kind = hooks.picture(manifold)  # an error that says why where it is another word, or kappa is missing
         if kind in ("ball", "hyperboloid"):
-            kappa = torch.as_tensor(resolve(manifold)[0].kappa).detach()
+            kappa = torch.as_tensor(resolve(manifold)[0].kappa, device=x.device).detach()
             assert bool((kappa < 0).all()), f"the picture {kind!r} is of kappa < 0, got kappa = {kappa.tolist()}"
         elif kind == "tangent":
             start = hooks.origin(manifold, *x.shape, dtype=x.dtype, device=x.device)
