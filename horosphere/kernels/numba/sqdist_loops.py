@@ -18,7 +18,7 @@ _A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7 = (np.float32(c) for c in _numerics.ASIN_
 _ZERO, _HALF, _ONE, _TWO = (np.float32(c) for c in (0, 0.5, 1, 2))
 _LOG2, _PI = np.float32(math.log(2)), np.float32(math.pi)
 # Rows and columns of a block that is mirrored: its lines fit the first cache.
-_BLOCK = 16
+_BLOCK = 32
 # The bits of 1/sqrt 2: numbers from there to sqrt 2 have the exponent 0 after it is subtracted.
 _ROOT_HALF = np.int32(np.float32(math.sqrt(0.5)).view(np.int32))
 _MANTISSA = np.int32(23)

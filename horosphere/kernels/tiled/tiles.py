@@ -18,7 +18,7 @@ SIDE = 256
 # Columns of a tile: fewer make it visit more pages of the result, more leave too few rows for the matrix product.
 COLUMNS = 4096
 # Of a tile whose mirror image is written too: that has as many rows as the tile has columns.
-SQUARE = 512
+SQUARE = 1024
 
 
 def tile_size(device: torch.device, parts: int = 1) -> int:
