@@ -61,15 +61,15 @@ def checked(
     key: Tensor,
     value: Tensor,
     *,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
     eps: float | Tensor,
     power: float | Tensor,
-    weight: str,
-    precision: str,
-    batched_curvature: bool,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    weight: str = "inverse",
+    precision: str = "auto",
+    batched_curvature: bool = False,
 ) -> Arguments:
     """ValueError or TypeError for what does not fit, naming the argument."""
     query, key, value = check_points(query, key, value)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from horosphere.attention.arguments import checked
+from horosphere.attention.arguments import Rule, checked
 from horosphere.attention.functional import geodesic_attention
 from horosphere.manifolds._geoopt import geoopt
 from horosphere.manifolds.chord import resolve
@@ -127,33 +127,9 @@ class TokenCache(torch.nn.Module):
         """Append L tokens, then attend: see :class:`AttentionCache`."""
         self.check(query, key, value, key_mask, owner)
         resolve(manifold)
-        # before anything is held
-        checked(
-            query,
-            key,
-            value,
-            attn_mask=None,
-            dropout_p=0.0,
-            is_causal=False,
-            enable_gqa=enable_gqa,
-            eps=eps,
-            power=power,
-            weight=weight,
-            precision=precision,
-            batched_curvature=False,
-        )
-        out = self.answer(
-            query,
-            key,
-            value,
-            manifold,
-            key_mask=key_mask,
-            enable_gqa=enable_gqa,
-            eps=eps,
-            power=power,
-            weight=weight,
-            precision=precision,
-        )
+        rule: Rule = {"eps": eps, "power": power, "weight": weight, "precision": precision}
+        checked(query, key, value, enable_gqa=enable_gqa, **rule)  # before anything is held
+        out = self.answer(query, key, value, manifold, key_mask=key_mask, enable_gqa=enable_gqa, **rule)
         self._remember(key, value, owner)
         return out
 

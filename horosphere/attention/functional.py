@@ -169,7 +169,6 @@ def attention_weights(
         key,
         key,  # there are no values
         attn_mask=attn_mask,
-        dropout_p=0.0,
         is_causal=is_causal,
         enable_gqa=enable_gqa,
         eps=eps,

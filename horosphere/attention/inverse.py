@@ -129,20 +129,7 @@ def checked_tokens(
 
     ValueError or TypeError for what does not fit, as in geodesic_attention.
     """
-    args = checked(
-        query,
-        key,
-        value,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=False,
-        enable_gqa=False,
-        eps=eps,
-        power=power,
-        weight="inverse",
-        precision="auto",
-        batched_curvature=False,
-    )
+    args = checked(query, key, value, eps=eps, power=power)
     batch = args.query.shape[:-2]
     key, value = (t.expand(*batch, *t.shape[-2:]) for t in (args.key, args.value))
     return args.query, key, value

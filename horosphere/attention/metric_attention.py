@@ -114,7 +114,6 @@ def metric_attention(
         power=power,
         weight=weight,
         precision=precision,
-        batched_curvature=False,
     )
     if weight == "dot":
         raise ValueError('weight="dot" knows no metric: call torch\'s scaled_dot_product_attention')
